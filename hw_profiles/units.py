@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["nice_bytes", "percent", "seconds_text", "size", "thousands", "time_text"]
+__all__ = ["nice_bytes", "nice_joules", "percent", "seconds_text", "size", "thousands", "time_text"]
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -22,6 +22,13 @@ def nice_bytes(nbytes: float) -> str:
             scaled = nbytes / scale
             return f"{scaled:.0f} {unit}" if scaled >= 100 or scaled == int(scaled) else f"{scaled:.1f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def nice_joules(joules: float) -> str:
+    """Energy to three digits: 0.67 J, 136 J, 1.2 kJ."""
+    if joules >= 1000:
+        return f"{joules / 1000:.3g} kJ"
+    return f"{joules:.3g} J" if joules >= 0.01 else f"{joules * 1000:.3g} mJ"
 
 
 def time_text(milliseconds: float) -> str:

@@ -1,8 +1,8 @@
-"""Points under logarithmic axes: accuracy against bytes with a name for each, and products under a device's roof."""
+"""Points under logarithmic axes: accuracy against what it costs, with a name for each, and products under a roof."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hw_profiles.charts.marks import (
@@ -18,18 +18,18 @@ from hw_profiles.charts.marks import (
     text,
     truncate,
 )
-from hw_profiles.units import nice_bytes, percent
+from hw_profiles.units import nice_bytes, nice_joules, percent
 
-__all__ = ["Mark", "Point", "roofline", "scatter"]
+__all__ = ["BYTES", "JOULES", "Axis", "Mark", "Point", "roofline", "scatter"]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One point of a scatter plot: bytes (0: nothing is sent) and a fraction."""
+    """One point of a scatter plot: what it costs (0: nothing) and a fraction."""
 
     label: str
     kind: str
-    size_bytes: float
+    cost: float
     value: float
 
 
@@ -42,23 +42,37 @@ class Point:
     gmacs: float
 
 
-def scatter(marks: Sequence[Mark], title: str) -> str:
-    """Accuracy over bytes on a logarithmic axis; what sends nothing stands at the left edge."""
+@dataclass(frozen=True)
+class Axis:
+    """What points cost: in words, how a figure is written, the least that counts, and a stretch where none does."""
+
+    words: str
+    write: Callable[[float], str]
+    least: float
+    usual: tuple[float, float]
+
+
+BYTES = Axis("bytes from one client over the whole run, logarithmic axis", nice_bytes, 1.0, (1e3, 1e6))
+JOULES = Axis("joules of one device over the whole run, logarithmic axis", nice_joules, 1e-9, (1.0, 1e3))
+
+
+def scatter(marks: Sequence[Mark], title: str, axis: Axis = BYTES) -> str:
+    """Accuracy over bytes, or over joules, on a logarithmic axis; what costs nothing stands at the left edge."""
     left, right, top, bottom = 106, WIDTH - 70, 28, 330
-    sent = [mark.size_bytes for mark in marks if mark.size_bytes >= 1] or [1e3, 1e6]
-    along = Span(*powers(sent, room=0.2), left, right, log=True)
+    paid = [mark.cost for mark in marks if mark.cost >= axis.least] or axis.usual
+    along = Span(*powers(paid, room=0.2), left, right, log=True)
     up = percent_span([mark.value for mark in marks], bottom, top)
-    parts = [text(0, 10, "accuracy", "t-axis"), text(left - 46, bottom + 20, "none", "t-axis", "middle")]
+    parts = [text(0, 10, "accuracy", "t-axis")]
+    if any(mark.cost < axis.least for mark in marks):
+        parts.append(text(left - 46, bottom + 20, "none", "t-axis", "middle"))
     for y, words in percent_ticks(up):
         parts += [line(44, y, right, y), text(36, y + 4, words, "t-axis", "end")]
     for power in range(int(along.low), int(along.high) + 1):
         x = along.at(10.0**power)
-        parts += [line(x, top, x, bottom), text(x, bottom + 20, nice_bytes(10.0**power), "t-axis", "middle")]
-    points = [
-        (left - 46 if mark.size_bytes < 1 else along.at(mark.size_bytes), up.at(mark.value), mark) for mark in marks
-    ]
-    parts += _named_points(points, left)
-    parts.append(text(0, bottom + 42, "bytes from one client over the whole run, logarithmic axis", "t-axis"))
+        parts += [line(x, top, x, bottom), text(x, bottom + 20, axis.write(10.0**power), "t-axis", "middle")]
+    points = [(left - 46 if mark.cost < axis.least else along.at(mark.cost), up.at(mark.value), mark) for mark in marks]
+    parts += _named_points(points, left, axis)
+    parts.append(text(0, bottom + 42, axis.words, "t-axis"))
     return svg(parts, bottom + 50, title)
 
 
@@ -89,7 +103,7 @@ def roofline(points: Sequence[Point], peak_gmacs: float, memory_gb_s: float, tit
     return svg(parts, bottom + 46, f"roofline of {title}")
 
 
-def _named_points(points: Sequence[tuple[float, float, Mark]], left: float) -> list[str]:
+def _named_points(points: Sequence[tuple[float, float, Mark]], left: float, axis: Axis) -> list[str]:
     """Dots with names that cover nothing: on the side where the name stays nearer to its point."""
     rails, dots, labels = [], [], []
     taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y, _ in points]
@@ -103,7 +117,7 @@ def _named_points(points: Sequence[tuple[float, float, Mark]], left: float) -> l
         taken.append(box)
         if box.top > y:
             rails.append(line(x, y, x + side * 9, box.middle, "lead"))
-        says = f"{mark.label}: {percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
+        says = f"{mark.label}: {percent(mark.value)}, {axis.write(mark.cost)}"
         dots.append(dot(x, y, 6, f"c-{mark.kind} ring", says))
         anchor = "start" if side > 0 else "end"
         labels.append(text(x + side * 10, box.middle + 4, label, f"t-line f-{mark.kind}", anchor))

@@ -37,6 +37,8 @@ from torch import Tensor
 
 from contract.errors import MethodError, near_names
 from contract.methods import DEFAULT, METHODS, Hyper, Value, closing_method
+from contract.methods.base import LossTerm
+from contract.statistics import Statistic
 from edge_client.data import LocalData
 from lab.engine.local_training import EagerModel, Fitted, Guide, LabHead
 
@@ -99,11 +101,13 @@ class WeightRule:
     Attributes:
         name, source: as `base=NAME` takes it; its paper.
         hyper: hyper-parameters that only this rule reads, by name.
+        correction_ops: for the cost models: scalar operations of `correction` on each trained number in each step.
     """
 
     name: ClassVar[str] = "fedavg"
     source: ClassVar[str] = "McMahan et al., AISTATS 2017"
     hyper: ClassVar[Mapping[str, Hyper]] = {}
+    correction_ops: ClassVar[int] = 0
 
     def __init__(self, hyper: Mapping[str, Value], trained: frozenset[str], clients: int) -> None:
         self.settled, self._trained, self._clients = hyper, trained, clients
@@ -151,6 +155,8 @@ class Algorithm:
         base: the rule by which weights merge, unless `base` says otherwise.
         fixed: hyper-parameters of the objective that make it this algorithm's, and cannot be given.
         hyper: hyper-parameters that are only this one's, or have another default here.
+        loss_terms: for the cost models: what the loss consists of; the objective's own where that is a method's.
+        statistic: for them, too: what `summarise` gives; None for nothing.
     """
 
     name: ClassVar[str]
@@ -163,6 +169,8 @@ class Algorithm:
     base: ClassVar[str] = "fedavg"
     fixed: ClassVar[Mapping[str, Value]] = {}
     hyper: ClassVar[Mapping[str, Hyper]] = {}
+    loss_terms: ClassVar[tuple[LossTerm, ...]] = ()
+    statistic: ClassVar[type[Statistic] | None] = None
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
         """Nothing to hold, for most."""
@@ -173,6 +181,18 @@ class Algorithm:
     def loss(cls) -> str:
         """The training objective's name: of `export/objectives/`, or one that only the lab has."""
         return (METHODS[cls.objective].objective or "") if cls.objective in METHODS else cls.objective
+
+    @classmethod
+    def costed_terms(cls) -> tuple[LossTerm, ...]:
+        """What the loss consists of, for the cost models.
+
+        Raises:
+            MethodError: neither the class says it nor its objective's method.
+        """
+        found = cls.loss_terms or (METHODS[cls.objective].loss if cls.objective in METHODS else ())
+        if not found:
+            raise MethodError(f"{cls.name}: loss_terms", expected="what its loss consists of", got="none")
+        return found
 
     @classmethod
     def options(cls, base: str | None = None) -> dict[str, Hyper]:
@@ -246,6 +266,7 @@ class CrossEntropy(Algorithm):
     """The base of those whose clients minimise the plain cross-entropy of the head."""
 
     fixed: ClassVar[Mapping[str, Value]] = {"lambda": 0.0, "distance": "squared", "reading": "sample"}
+    loss_terms: ClassVar[tuple[LossTerm, ...]] = ("cross-entropy",)
 
 
 def average(states: Sequence[Mapping[str, Tensor]], samples: Sequence[float]) -> State:

@@ -32,6 +32,7 @@ class FedHKD(Algorithm):
     summary = "FedHKD as published: weights averaged, hyper-knowledge beside"
     source = "Chen, Wang, Vikalo, ICLR 2023"
     objective = "fedhkd"
+    statistic = HyperKnowledge
     hyper: ClassVar = {
         **{name: METHODS["fedhkd"].hyper[name] for name in ("lr", "epochs", "optimizer")},
         "feature_loss": Hyper("l2", "as printed, a norm; squared: the mean of squares, public code", ("l2", "squared")),

@@ -32,6 +32,8 @@ class FedNH(Algorithm):
     source = _PAPER
     objective = "fednh"
     head = "normalised"
+    loss_terms = ("cross-entropy",)
+    statistic = ClassMeans
     hyper: ClassVar = {"smoothing": Hyper(0.9, f"ρ, {_PAPER}", high=1.0)}
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:

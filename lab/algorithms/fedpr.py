@@ -29,6 +29,7 @@ class FedPR(Algorithm):
     summary = "FedPR as published: weights averaged, prototypes beside"
     source = "Qiao et al., eq. 2 to 4"
     objective = "fedpr"
+    statistic = ClassMeans
     hyper: ClassVar = {
         "prototypes": Hyper("trained", "by which weights, Algorithm 1: the client's own", ("trained", "merged"))
     }

@@ -23,6 +23,7 @@ class Proximal(WeightRule):
 
     name = "fedprox"
     source = _PAPER
+    correction_ops = 3  # the way from the start, times μ, added
     hyper: ClassVar = {"mu": Hyper(0.01, f"weight of the proximal term, {_PAPER}; ours", low=1e-12)}
 
     def correction(self, told: Any, start: Mapping[str, Tensor]) -> Correction | None:

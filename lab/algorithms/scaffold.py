@@ -39,6 +39,7 @@ class ControlVariates(WeightRule):
 
     name = "scaffold"
     source = _PAPER
+    correction_ops = 2
     hyper: ClassVar = {"server_lr": Hyper(1.0, f"η_g, {_PAPER}", low=1e-9)}
 
     def __init__(self, hyper: Mapping[str, Value], trained: frozenset[str], clients: int) -> None:

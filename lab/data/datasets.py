@@ -31,7 +31,7 @@ from edge_client.data.load import read_images
 from edge_client.data.sources import list_source
 from edge_client.data.splits import train_and_held_rows
 
-__all__ = ["SHIPPED", "DataSet", "load_dataset", "take"]
+__all__ = ["SHIPPED", "DataSet", "Outline", "load_dataset", "outline", "take"]
 
 SHIPPED = {"fashion_mnist_subset": Path(__file__).parent / "fashion_mnist"}
 _TESTED_SHARE = 0.1
@@ -65,6 +65,29 @@ class DataSet:
         """(H, W, c)."""
         height, width, channels = self.train.x.shape[1:]
         return height, width, channels
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A data set without its images: C, (H, W, c), and how many training samples it has."""
+
+    classes: int
+    input_shape: Shape
+    samples: int
+
+
+def outline(name: str) -> Outline:
+    """Of a data set that ships, without decoding more than one image.
+
+    Raises:
+        DataError: it does not ship.
+    """
+    if name not in SHIPPED:
+        raise DataError(f"data {name}", expected=f"what ships: {', '.join(SHIPPED)}", got="another")
+    listing = _listing(name, lambda line: None)
+    labels, names = _classes(listing)
+    train, _ = train_and_held_rows(replace(listing, labels=labels, names=names), _TESTED_SHARE, seed=0)
+    return Outline(len(names), _shape(listing, train[:1], lambda line: None), len(train))
 
 
 def take(data: LocalData, indices: NDArray[np.integer] | NDArray[np.bool_]) -> LocalData:

@@ -2,6 +2,7 @@
 
     FOLDER/NAME.json   the ledgers (`sheet.py`): read
     FOLDER/NAME.md     their pages, and NAME-….svg, their charts (`render.py`): written
+    FOLDER/NAME-joules.md, …-joules.svg   of a table that asks for it: what it costs boards (`lab/board_costs/page.py`)
     FOLDER/README.md   every published number of every table beside ours, what was not run with its command
     FOLDER/presets.md  the settings by source, side by side (`presets.py`)
 
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contract.errors import StoreError, UsageError
 from contract.json_output import write_text
+from lab.board_costs.page import joules_pages, wants_joules
 from lab.paper_tables.config import TABLES, Table, read_table
 from lab.paper_tables.presets import presets_page
 from lab.paper_tables.render import hours, number, pages, quick_words
@@ -42,7 +44,7 @@ def made(folder: Path) -> dict[str, str]:
     sheets = {path.stem: read_sheet(path) for path in sorted(folder.glob("*.json")) if is_ledger(path)}
     texts: dict[str, str] = {}
     for stem, sheet in sheets.items():
-        texts |= pages(stem, sheet, read_table(sheet.table)[1] if sheet.table in TABLES else None)
+        texts |= _pages(stem, sheet, read_table(sheet.table)[1] if sheet.table in TABLES else None)
     lists = {"README.md": _every_number(folder, list(sheets.values())), "presets.md": presets_page()}
     return texts | lists
 
@@ -53,12 +55,15 @@ def differing(folder: Path) -> list[str]:
     Raises:
         StoreError, UsageError: as `made`.
     """
-    found = []
-    for name, text in made(folder).items():
+    return _differing(folder, made(folder))
+
+
+def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    def is_there(name: str) -> bool:
         path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            found.append(name)
-    return found
+        return path.exists() and path.read_text(encoding="utf-8") == texts[name]
+
+    return [name for name in texts if not is_there(name)]
 
 
 def write(folder: Path) -> list[Path]:
@@ -68,7 +73,7 @@ def write(folder: Path) -> list[Path]:
         StoreError, UsageError: as `made`; or the disk refuses.
     """
     texts = made(folder)
-    changed = differing(folder)
+    changed = _differing(folder, texts)
     for name in changed:
         write_text(folder / name, texts[name])
     return [folder / name for name in changed]
@@ -96,10 +101,19 @@ def write_sheet(out: Path, sheet: Sheet, table: Table) -> list[Path]:
     preset = f"-{sheet.preset}" if sheet.preset != table.preset else ""
     stem = f"{sheet.table}{preset}{'-quick' if sheet.quick else ''}"
     write_json(out / f"{stem}.json", sheet)
-    texts = pages(stem, sheet, table)
+    texts = _pages(stem, sheet, table)
     for name, text in texts.items():
         write_text(out / name, text, option="--out")
     return [out / f"{stem}.json", *(out / name for name in texts)]
+
+
+def _pages(stem: str, sheet: Sheet, table: Table | None) -> dict[str, str]:
+    """The table's page, and that of what it costs boards."""
+    texts = pages(stem, sheet, table)
+    if table is None or not wants_joules(sheet, table):
+        return texts
+    more = f"What it costs a board, modelled: [{stem}-joules.md]({stem}-joules.md).\n"
+    return texts | {f"{stem}.md": f"{texts[f'{stem}.md']}\n{more}"} | joules_pages(stem, sheet, table)
 
 
 # ── every published number ──────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from hw_profiles.charts.curves import Line, curves
 from hw_profiles.charts.marks import standalone
 from hw_profiles.charts.scatter import Mark, scatter
 from hw_profiles.units import nice_bytes
+from lab.board_costs.page import KINDS
 from lab.paper_tables.config import Table
 from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.sheet import Sheet, SheetCell
@@ -24,7 +25,6 @@ from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of,
 __all__ = ["head_lines", "hours", "number", "pages", "quick_words", "show"]
 
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
-_KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
 _HEADINGS = ("", "", "ours", "paper", "diff.", "seeds", "up/round", "time/run")
 
 
@@ -226,7 +226,7 @@ def _charts(sheet: Sheet) -> dict[str, str]:
 
 def _bytes(cells: Sequence[SheetCell], title: str) -> str:
     marks = [
-        Mark(cell.row, _KINDS.get(cell.family, "pooled"), cell.uplink_bytes_per_client, cell.accuracy or 0.0)
+        Mark(cell.row, KINDS.get(cell.family, "pooled"), cell.uplink_bytes_per_client, cell.accuracy or 0.0)
         for cell in cells
     ]
     return scatter(marks, title)
@@ -238,7 +238,7 @@ def _curves(cells: Sequence[SheetCell], title: str) -> str:
     common = sorted(set.intersection(*({int(name) for name in cell.curve} for cell in cells)))
     even = [place for place in common if place % every == 0]
     rounds = even if len(even) > 1 else common
-    kinds = tuple(_KINDS.values())
+    kinds = tuple(KINDS.values())
     lines = [
         Line(
             cell.row,
