@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,8 +10,8 @@ from types import SimpleNamespace
 
 import hypothesis
 import pytest
+import shared
 from edge_samples import FASHION_LABELS
-from filelock import FileLock
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
 _NO_PARAMETERS = SimpleNamespace(id="")
@@ -58,27 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
 
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`.
-
-    Exported once for each set of options, by whichever of the run's workers asks first.
-    """
+@pytest.fixture(scope="session", autouse=True)
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "bundles"
-    folder.mkdir(exist_ok=True)
+    shared.keep_in((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared")
 
-    def make(**options: object) -> Path:
-        told = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:12]
-        path = folder / f"{options['method_name']}-{told}.bundle"
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                from export.build import build_bundle
 
-                build_bundle(**options, out=path)  # type: ignore[arg-type]
-        return path
-
-    return make
+@pytest.fixture(scope="session")
+def exported() -> Callable[..., Path]:
+    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`."""
+    return shared.exported
 
 
 @pytest.fixture(scope="session")
