@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +46,20 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("protofleet")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker reads the files from its share of them on, round to where it began: all of them import all, and what
+    pytest compiles of a file in a fresh copy is then compiled by one, and found by the others."""
+    report = yield
+    if collector.path == Path(__file__).parent and "PYTEST_XDIST_WORKER" in os.environ:
+        worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that the workers end together; of those with a store, some are slow where that
@@ -54,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in slow and "postgres" in getattr(item, "callspec", _NO_PARAMETERS).id.split("-"):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+    items.sort(key=lambda item: (not item.path.stem.startswith(LONG), item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)
