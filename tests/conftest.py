@@ -16,8 +16,13 @@ from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need
 
 _NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (
+    "test_aggregator_liveness",
+    "test_aggregator_server",
+    "test_contract_cddl",
     "test_demo",
     "test_edge_client",
+    "test_edge_methods",
+    "test_edge_policy",
     "test_edge_stays",
     "test_export_build",
     "test_export_features",
