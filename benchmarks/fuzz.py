@@ -1,9 +1,11 @@
 """Coverage-guided fuzzing of what others can send or leave on a disk: `tests/attacks`, under atheris (extra `fuzz`).
 
     python benchmarks/fuzz.py [--target wire] [--runs 100000] [--seconds 60] [--total 10000000] [--seed 1] [--work DIR]
+                              [--jobs 2]
 
 Each target begins with its seeds and with what is kept in `tests/attacks/corpus`, and goes on for `--runs` executions,
-or `--seconds`, in processes of its own. Where these are fewer than `--total` in all, the quickest goes on for the rest.
+or `--seconds`, in processes of its own, `--jobs` targets at once. Where these are fewer than `--total` in all, the
+quickest goes on for the rest.
 Prints a line for each: executions, how many edges of our own code were reached, inputs that reached something new,
 crashes. An input that breaks a promise is left in `--work`; mend what it
 shows, and keep it as `tests/attacks/corpus/TARGET/crash-WHAT`. `--keep` adds to that folder the smallest inputs that
@@ -20,7 +22,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +147,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="for each target")
     parser.add_argument("--total", type=int, default=0, help="executions of all targets together, at least")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="targets at once, each on a core of its own")
     parser.add_argument("--work", type=Path, help="keeps what was found and each crash; a folder of /tmp otherwise")
     parser.add_argument("--keep", action="store_true", help="take the smallest of what was found into tests/attacks")
     given = parser.parse_args()
@@ -151,24 +156,29 @@ def main() -> int:
         return 2
     work = given.work or Path(tempfile.mkdtemp(prefix="pf-fuzz-"))
     runs = given.runs or (0 if given.seconds else 100_000)
-    total, crashes, rates = 0, 0, dict[str, float]()
+    total, crashes, rates, counting = 0, 0, dict[str, float](), threading.Lock()
 
     def one(name: str, *, runs: int, seconds: int, seed: int) -> None:
         nonlocal total, crashes
         began_s = time.monotonic()
         told = fuzz(name, work, runs=runs, seconds=seconds, seed=seed)
         took_s = time.monotonic() - began_s
-        total, crashes, rates[name] = total + told.runs, crashes + told.crashes, told.runs / took_s
+        with counting:
+            total, crashes, rates[name] = total + told.runs, crashes + told.crashes, told.runs / took_s
         print(
             f"{name}: {told.runs:,} executions, {told.edges:,} edges, {told.inputs:,} inputs, {told.crashes} crashes, "
             f"seed {seed}, {took_s:.0f} s",
             flush=True,
         )
 
-    for name in given.target or TARGETS:
+    def one_in_turn(name: str) -> None:
         one(name, runs=runs, seconds=given.seconds, seed=given.seed)
         if given.keep:
             print(f"{name}: {keep(name, work)} inputs kept in tests/attacks/corpus/{name}", flush=True)
+
+    with ThreadPoolExecutor(given.jobs) as threads:  # each waits for a process
+        for done in [threads.submit(one_in_turn, name) for name in given.target or TARGETS]:
+            done.result()
     if total < given.total:
         one(max(rates, key=lambda name: rates[name]), runs=given.total - total, seconds=0, seed=given.seed + LATER)
     print(f"{total:,} executions in all")

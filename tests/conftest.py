@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import hypothesis
 import pytest
+import shared
 from edge_samples import FASHION_LABELS
-from filelock import FileLock
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
 _NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (
+    "test_aggregator_liveness",
+    "test_aggregator_server",
+    "test_contract_cddl",
     "test_demo",
     "test_edge_client",
+    "test_edge_methods",
+    "test_edge_policy",
     "test_edge_stays",
     "test_export_build",
     "test_export_features",
@@ -47,6 +51,20 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("protofleet")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Each worker reads the files from its share of them on, round to where it began: all of them import all, and what
+    pytest compiles of a file in a fresh copy is then compiled by one, and found by the others."""
+    report = yield
+    if collector.path == Path(__file__).parent and "PYTEST_XDIST_WORKER" in os.environ:
+        worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that the workers end together; of those with a store, some are slow where that
@@ -55,30 +73,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in slow and "postgres" in getattr(item, "callspec", _NO_PARAMETERS).id.split("-"):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
+    items.sort(key=lambda item: (not item.path.stem.startswith(LONG), item.path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.getbasetemp()
+    shared.keep_in((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared")
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`.
-
-    Exported once for each set of options, by whichever of the run's workers asks first.
-    """
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "bundles"
-    folder.mkdir(exist_ok=True)
-
-    def make(**options: object) -> Path:
-        told = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:12]
-        path = folder / f"{options['method_name']}-{told}.bundle"
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                from export.build import build_bundle
-
-                build_bundle(**options, out=path)  # type: ignore[arg-type]
-        return path
-
-    return make
+def exported() -> Callable[..., Path]:
+    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`."""
+    return shared.exported
 
 
 @pytest.fixture(scope="session")

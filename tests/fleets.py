@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
+import shared
 from brokers import Embedded
 
 from aggregator.store import DurableStore
@@ -51,16 +54,14 @@ def share(index: int, classes: Sequence[int], count: int = 40, *, whole: bool = 
 
 def bundle(out: Path, method: str, backbone: str = "small_cnn", **options: Any) -> Path:
     """A bundle of five classes, for 14×14 images unless `options`, which are `build_bundle`'s, say otherwise."""
-    from export.build import build_bundle
-
-    build_bundle(**{"labels": LABELS, "input_shape": SHAPE, **options}, backbone=backbone, method_name=method, out=out)
+    told = {"labels": LABELS, "input_shape": SHAPE, **options}
+    shutil.copy(shared.exported(backbone=backbone, method_name=method, **told), out)
     return out
 
 
-def run(*words: object, timeout_s: float = 60.0) -> tuple[int, str]:
-    """One command to its end: the exit code and what it said."""
-    command = [sys.executable, "-m", "protofleet", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT)
+def run(*words: object) -> tuple[int, str]:
+    """One command to its end, in this process: the exit code and what it said."""
+    done = commands.run(*words)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import manifest
+from commands import run_process
 from contract_samples import empty_graph
 from fleets import Fleet, bundle, error_line, fleet_in, run, share
 
@@ -70,9 +71,13 @@ def _aggregate(folder: Path, *bundles: Path, options: tuple[str, ...] = ()) -> t
 
 
 def _client(folder: Path, path: Path, x: np.ndarray, y: np.ndarray, *options: object) -> tuple[int, str]:
+    return run(*_words(folder, path, x, y), *options)
+
+
+def _words(folder: Path, path: Path, x: np.ndarray, y: np.ndarray) -> tuple[object, ...]:
     np.savez(folder / "d.npz", x=x, y=y)
     told = ("--data", folder / "d.npz", "--state", folder / "state", "--broker", NOWHERE, "--patience", 0.2)
-    return run("client", "--id", "d0", "--bundle", path, *told, *options)
+    return ("client", "--id", "d0", "--bundle", path, *told)
 
 
 # ── names ──
@@ -206,15 +211,13 @@ def test_one_sample_is_enough_for_ffc(fleet: Fleet, made: Callable[..., Path]) -
 # ── privacy ──
 
 
-def test_an_accountant_that_is_not_installed(
-    tmp_path: Path, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_accountant_that_is_not_installed(tmp_path: Path, made: Callable[..., Path]) -> None:
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(MISSING)
     path = os.pathsep.join([str(tmp_path / "hook"), *filter(None, sys.path)])
-    monkeypatch.setitem(fleets.ENVIRONMENT, "PYTHONPATH", path)
-    code, said = _client(tmp_path, made("fedhkd", epochs=1, noise=1.0), *share(0, (0, 1)))
-    assert code == 2
-    line = error_line(said)
+    words = _words(tmp_path, made("fedhkd", epochs=1, noise=1.0), *share(0, (0, 1)))
+    done = run_process(*words, PYTHONPATH=path)
+    assert done.returncode == 2
+    line = error_line(done.stderr)
     assert "the privacy accountant, expected dp-accounting, got ModuleNotFoundError" in line
     assert "try pip install 'protofleet[privacy]'" in line

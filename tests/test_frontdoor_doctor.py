@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import fleets
 import pytest
 from brokers import Embedded, free_port
+from commands import ROOT, run_process
 
 from protofleet.commands import doctor
 from protofleet.commands.doctor import examine
@@ -76,15 +78,13 @@ def test_a_missing_package_is_a_fault_and_a_missing_extra_a_note(monkeypatch):
     assert (lacks.state, lacks.found, lacks.advice) == ("note", "no pyarrow", "pip install 'protofleet[parquet]'")
 
 
-def test_a_method_that_cannot_be_loaded_is_noted(tmp_path, monkeypatch):
+def test_a_method_that_cannot_be_loaded_is_noted(tmp_path):
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[protofleet.methods]\nbroken = broken_module:Method\n")
-    environment = {**fleets.ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    monkeypatch.setattr(fleets, "ENVIRONMENT", environment)
-    code, said = fleets.run("doctor", "--json", tmp_path / "found.json")
-    assert code == 0, said
+    done = run_process("doctor", "--json", tmp_path / "found.json", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert done.returncode == 0, done.stderr
     told = {f["check"]: f for f in json.loads((tmp_path / "found.json").read_text())["findings"]}
     assert told["method broken"]["state"] == "note"
     assert "broken_module" in told["method broken"]["found"]

@@ -1,12 +1,13 @@
 """Every method in `inspect`, `profile`, `cost`, `demo` and `lab run`; one of them is not Protofleet's.
 
-The demo and the lab are asked of two by default, and of all where the tests are slow ones. `test_methods_fleet.py` has
-the commands that make a fleet.
+By default the demo is asked of the one that is not (`test_demo.py` has two of ours), the lab of that and one of ours,
+and both of all where the tests are slow ones. `test_methods_fleet.py` has the commands that make a fleet.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 from commands import run
@@ -18,7 +19,6 @@ from contract.methods import METHODS, method
 from contract.uplink_bytes import payload_bytes
 
 IN_THE_LAB = [name for name in EVERY if name != "spherefed"]  # there it averages weights: tests/test_lab_federation.py
-BY_DEFAULT = ("ncm", EXAMPLE)
 
 
 def report(*words: object) -> dict:
@@ -28,8 +28,8 @@ def report(*words: object) -> dict:
     return json.loads(done.stdout)
 
 
-def mostly_slow(names: object) -> list:
-    return [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in names]
+def mostly_slow(names: Iterable[str], *by_default: str) -> list:
+    return [pytest.param(name, marks=() if name in by_default else pytest.mark.slow) for name in names]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -56,7 +56,7 @@ def test_a_bundle_of_an_unknown_method_says_how_the_method_is_named(folder):  # 
     assert "or --method package.module:Class for one of your own" in done.stderr
 
 
-@pytest.mark.parametrize("name", mostly_slow(EVERY))
+@pytest.mark.parametrize("name", mostly_slow(EVERY, EXAMPLE))
 def test_the_demo_runs_it(name, tmp_path, package):  # noqa: F811
     data = small_directory(tmp_path / "small")
     words = ["--clients", 2, "--rounds", 1, "--data", data, "--out", tmp_path / "demo"]
@@ -66,7 +66,7 @@ def test_the_demo_runs_it(name, tmp_path, package):  # noqa: F811
     assert (tmp_path / "demo" / "report.html").stat().st_size > 1_000
 
 
-@pytest.mark.parametrize("name", mostly_slow(IN_THE_LAB))
+@pytest.mark.parametrize("name", mostly_slow(IN_THE_LAB, "ncm", EXAMPLE))
 def test_the_lab_runs_it(name, tmp_path, package):  # noqa: F811
     out = tmp_path / "rounds.jsonl"
     words = ["--clients", 2, "--rounds", 1, "--samples", 80, "--batch", 8, "--json", out]

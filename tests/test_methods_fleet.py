@@ -1,4 +1,8 @@
-"""Every method in `aggregate` and `client`, as a real fleet of processes over a broker; one is not Protofleet's."""
+"""Every method in `aggregate` and `client`, as a real fleet of processes over a broker; one is not Protofleet's.
+
+By default three, which no other fleet of processes has: a method that adds noise, one that weighs devices one by one,
+and the one that is not ours.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import json
 
 import fleets
 import pytest
-from every_method import EVERY, exported, folder, package, told  # noqa: F401
+from every_method import EVERY, EXAMPLE, exported, folder, package, told  # noqa: F401
 
 from contract.bundle import read_bundle
 from contract.methods import closing_method, method
 from contract.uplink_bytes import payload_bytes
 
+BY_DEFAULT = ("ncm-dp", "fedcof", EXAMPLE)
 
-@pytest.mark.parametrize("name", EVERY)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in BY_DEFAULT else pytest.mark.slow) for n in EVERY])
 def test_a_fleet_of_processes_learns_by_it(name, folder, tmp_path):  # noqa: F811
     """A round, and a closing one: what is sent is as long as was said, is committed, and devices answer by it."""
     found, path = method(name), exported(folder, name)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shared
 from brokers import Embedded
-from fleets import CLASSES, ENVIRONMENT, LABELS, bundle, error_line, fleet_in, run, share
+from fleets import CLASSES, ENVIRONMENT, LABELS, Samples, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
 
@@ -56,12 +57,23 @@ class Finished:
         return self.folder / f"state-d{index}"
 
 
-def _finished(folder: Path, method: str, *options: object) -> Finished:
-    x, y = share(5, range(CLASSES), 40)
+def _finished(method: str) -> Finished:
+    """Once a run: `test_model.py` looks at the same two fleets, and neither changes what they left."""
+    folder = shared.once(f"finished-{method}", lambda folder: _run(folder, method))
+    return Finished(folder, folder / "f.bundle", folder / "photos", *_asked())
+
+
+def _asked() -> Samples:
+    return share(5, range(CLASSES), 40)
+
+
+def _run(folder: Path, method: str) -> None:
+    folder.mkdir()
+    x, y = _asked()
     np.savez(folder / "test.npz", x=x, y=y)
     with fleet_in(folder) as fleet:
         path = bundle(folder / "f.bundle", method)
-        fleet.aggregator([path], "--rounds", 1, "--min-clients", 2, *options)
+        fleet.aggregator([path], "--rounds", 1, "--min-clients", 2)
         for index, held in enumerate(HELD):
             fleet.client(f"d{index}", path, share(index, held, 60), "--test", folder / "test.npz")
         assert set(fleet.finish().values()) == {0}, fleet.log("aggregator")
@@ -70,17 +82,16 @@ def _finished(folder: Path, method: str, *options: object) -> Finished:
         place = photos / ("in" if row % 2 else "")
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image[..., 0]).save(place / f"{row:02d}.png")
-    return Finished(folder, path, photos, x, y)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return _finished(tmp_path_factory.mktemp("trained"), "fedproto")
+def trained() -> Finished:
+    return _finished("fedproto")
 
 
 @pytest.fixture(scope="module")
-def frozen(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return _finished(tmp_path_factory.mktemp("frozen"), "ncm")
+def frozen() -> Finished:
+    return _finished("ncm")
 
 
 def _lines(path: Path) -> list[dict[str, object]]:
