@@ -390,8 +390,9 @@ class Ingest:
         except (WireError, StatisticError) as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
-        left, without = left_of(message, view.terms.withheld), ()
+        left = left_of(message, view.terms.withheld)
         assert left is not None  # what cannot be without a class is refused with it
+        without: tuple[int, ...] = ()
         if left is not message:
             without = tuple(number for number in view.terms.withheld if message.holds((number,)))
             message, payload = left, as_kept(left)

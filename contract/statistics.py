@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,6 +45,7 @@ __all__ = [
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+_Array = TypeVar("_Array", bound=NDArray[Any])
 MAX_COUNT = 2**53  # counts stay exact in float64
 MAX_GROUPS = 8
 MAX_FIELDS = 4  # fields of rows in one statistic, and in the message that carries it
@@ -69,13 +70,14 @@ class Rows:
 
     def columns(self, classes: int, width: int) -> int:
         """The length of a row for C classes and features of width D."""
-        return {"features": width, "classes": classes, "one": 1}[self.width]
+        return width if self.width == "features" else classes if self.width == "classes" else 1
 
     def sums(self, sent: NDArray[Any], counts: Int64) -> Float64:
         """Class sums (K, …) in float64 of rows as they travel, over `counts` (K,) samples."""
-        if self.travels == "sums":
-            return _final(np.array(sent, dtype=np.float64))
-        return _final(np.multiply(sent, counts.astype(np.float64)[:, None]))
+        made = np.array(sent, dtype=np.float64)
+        if self.travels == "means":
+            made *= counts.astype(np.float64)[:, None]
+        return _final(made)
 
     def means(self, sent: NDArray[np.floating], counts: NDArray[np.integer]) -> NDArray[np.floating]:
         """Class means (K, …) of rows as they travel, over `counts` (K,) samples, 1 or more each."""
@@ -416,7 +418,7 @@ def _check_triangle(packed: Float64, width: int, name: str, *, signed: bool) -> 
         raise StatisticError(name, expected="a diagonal of squares", got="a negative entry")
 
 
-def _final(made: Float64) -> Float64:
+def _final(made: _Array) -> _Array:
     """An array that nobody else has, never to be written again: a statistic takes it as it is."""
     made.flags.writeable = False
     return made

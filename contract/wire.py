@@ -267,7 +267,7 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         raise WireError("message", expected=f"at most {limit_bytes} bytes", got=f"{len(payload)} bytes")
     layout, words = _LAYOUTS.get(len(payload), _NO_LAYOUT)
     if layout is not None and layout.fits(payload):
-        return Contribution.in_words(words, **_numbers(_Fields(layout.fields(payload))))
+        return Contribution.in_words(words, **_numbers(_LikeFields(layout.fields(payload))))
     spans = arrays_in(payload)
     raw = _load(payload)
     fields = _Fields(raw)
@@ -450,6 +450,26 @@ class _Fields:
             known = type(key) is int and (key in self._taken or (not closed and max(self._taken) < key < 1 << 32))
             if not known:
                 raise WireError("message", expected="no further fields", got=f"field {str(key)[:40]}")
+
+
+class _LikeFields(_Fields):
+    """The fields of a message that a layout fits: its arrays are of the types and shapes of that one's, which held."""
+
+    __slots__ = ()
+
+    def unsigned(self, key: int) -> NDArray[Any]:
+        found: NDArray[Any] = self._raw[key]
+        return found
+
+    def words(self, key: int) -> NDArray[np.uint64]:
+        return self.unsigned(key)
+
+    def reals(self, key: int, ndim: int) -> NDArray[np.floating]:
+        found = self._raw[key]
+        return found if isinstance(found, np.ndarray) else _dequantise(key, found)
+
+    def exact(self, key: int, ndim: int) -> NDArray[Any]:
+        return self.unsigned(key)
 
 
 def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
