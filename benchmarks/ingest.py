@@ -59,8 +59,8 @@ def payloads(run: bytes, kinds: int = 64, held: int = CLASSES) -> list[bytes]:
     centres, made = rng.normal(size=(CLASSES, WIDTH)), []
     for _ in range(kinds):
         counts = rng.integers(1, 600, CLASSES)
-        counts[[] if held == CLASSES else rng.permutation(CLASSES)[held:]] = 0
         own = rng.normal(size=(CLASSES, WIDTH)) / np.sqrt(counts)[:, None]
+        counts[[] if held == CLASSES else rng.permutation(CLASSES)[held:]] = 0
         statistic = ClassMeans.from_means(centres + own, counts)
         made.append(encode(Contribution.of(statistic, run=run, round=1, method="fedproto", bundle=BUNDLE)))
     return made

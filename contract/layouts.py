@@ -49,7 +49,7 @@ class Layout:
     def __init__(self, payload: bytes, spans: Sequence[Span], fields: Mapping[int, Any]) -> None:
         edges = [0, *itertools.chain.from_iterable(spans), len(payload)]
         self._around = [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-        self._fixed = [payload[where] for where in self._around]
+        self._fixed = [bytes(payload[where]) for where in self._around]
         following = iter(spans)
         self._arrays: list[tuple[int, _Array]] = []
         self._lists: list[tuple[int, list[_Array]]] = []
@@ -102,7 +102,7 @@ def arrays_in(payload: bytes) -> list[Span]:
             at += argument
         elif 3 < kind < 7:
             left += argument if kind == 4 else 2 * argument if kind == 5 else 1
-            if seen + left > MAX_ITEMS:
+            if seen + left > MAX_ITEMS and end > MAX_ITEMS:  # an item has a byte at least: else it is cut off
                 raise WireError("message", expected=f"at most {MAX_ITEMS:,} keys, values and entries", got="more")
         is_tagged = kind == 6
     return found

@@ -281,7 +281,7 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         raise WireError("message", expected="a type from 1 to 13", got=kind)
     message = decoder(fields)
     fields.finish(closed=kind in _CLOSED)
-    if isinstance(message, Contribution):
+    if isinstance(message, Contribution) and message.share is None:  # beside a share is a seed like no other
         if len(_LAYOUTS) >= _MAX_LAYOUTS:
             _LAYOUTS.clear()
         _LAYOUTS[len(payload)] = Layout(payload, spans, raw), message.words
