@@ -108,6 +108,7 @@ class Gate:
         """What came under the device's name on this topic.
 
         Args:
+            topic: where it came; its `up` topic where empty.
             limit_bytes: a larger one is refused.
             is_ours: whether we have published it ourselves.
 
@@ -124,7 +125,7 @@ class Gate:
             raise
         inner = message.payload if isinstance(message, Signed) else payload
         if held and not is_ours:
-            self._check(device, topic, message, inner)
+            self._check(device, topic or self.topic(device), message, inner)
         return decode(inner) if isinstance(message, Signed) else message
 
     def _check(self, device: str, topic: str, message: Message, inner: bytes) -> None:

@@ -392,8 +392,9 @@ class Ingest:
         self._accepted.add((message.round, message.method, device))
         left = left_of(message, view.terms.withheld)
         assert left is not None  # what cannot be without a class is refused with it
-        without = tuple(number for number in view.terms.withheld if message.holds((number,)))
+        without: tuple[int, ...] = ()
         if left is not message:
+            without = tuple(number for number in view.terms.withheld if message.holds((number,)))
             message, payload = left, as_kept(left)
         if view.held is not None:
             withdraws = message.standing == "withdrawn"

@@ -68,12 +68,16 @@ class Traits:
         samples = message.samples
         if message.devices:
             return cls(0.0, samples, 0.0, message.devices)
-        if message.triangle is not None or not method_of(message.method).statistic.COUNTED:
+        kind = method_of(message.method).statistic
+        if message.triangle is not None or not kind.COUNTED:
             return cls(0.0, samples, 0.0)
         norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
-        for field in method_of(message.method).statistic.row_fields()[:1]:
-            norms = field.means(norms[:, None], message.counts)[:, 0]
-        longest = certain = float(norms.max(initial=0.0))
+        longest = message.longest
+        for field in kind.row_fields()[:1]:
+            if field.travels == "sums":
+                norms = field.means(norms[:, None], message.counts)[:, 0]
+                longest = float(norms.max(initial=0.0))
+        certain = longest
         if noise is not None:
             on_mean = noise.on_mean(message.counts, message.body.rows.shape[1])  # (K,)
             certain = float((norms - on_mean).max(initial=0.0))

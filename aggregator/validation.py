@@ -159,10 +159,10 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
-    _check_counts(message, terms)
-    held = known - sum(number < known for number in terms.withheld)
-    if not kind.COUNTED and len(message.counts) != held:
-        raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
+    if kind.COUNTED:
+        _check_counts(message, terms)
+    else:
+        _check_silent(message, known - sum(number < known for number in terms.withheld))
     if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")
     statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
@@ -206,17 +206,21 @@ def _check_origin(message: Contribution, terms: Terms, bundles: tuple[bytes, ...
         return
     if message.extractor:
         raise WireError("extractor", expected=f"none in a round of {message.method}", got=f"{message.extractor.hex()}…")
-    if message.bundle not in {sha256[:4] for sha256 in bundles}:
+    if not any(message.bundle == sha256[:4] for sha256 in bundles):
         known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in bundles[:4])
         raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
 
 
+def _check_silent(message: Contribution, held: int) -> None:
+    """That the counts say nothing: 1 of each of the classes that there are."""
+    if (message.counts != 1).any():
+        raise WireError("counts", expected="1 of every class, since they are to say nothing", got="others")
+    if len(message.counts) != held:
+        raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
+
+
 def _check_counts(message: Contribution, terms: Terms) -> None:
-    if not method_of(message.method).statistic.COUNTED:
-        if (message.counts != 1).any():
-            raise WireError("counts", expected="1 of every class, since they are to say nothing", got="others")
-        return
-    if len(message.counts) and int(message.counts.min()) < terms.min_samples:
+    if terms.min_samples > 1 and int(message.counts.min(initial=terms.min_samples)) < terms.min_samples:
         few = int(message.counts.argmin())
         raise WireError(
             f"class {int(message.body.classes[few])}",
@@ -235,7 +239,7 @@ def _check_norms(message: Contribution, means: NDArray[np.floating], terms: Term
     width = means.shape[1]
     slack = 1.001 + math.sqrt(width) / INT8_STEPS
     if terms.noise is None:
-        if norms.max(initial=0.0) <= longest * slack:
+        if (message.longest if norms is message.norms else norms.max(initial=0.0)) <= longest * slack:
             return
         limits = np.full(len(norms), longest * slack)
     else:

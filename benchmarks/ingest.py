@@ -1,14 +1,14 @@
 """How many contributions a second one aggregator takes: decode → validate → commit → merge, on one core.
 
-    python benchmarks/ingest.py [--devices 10000] [--json FILE]
+    python benchmarks/ingest.py [--devices 10000] [--held 10] [--json FILE]
 
-Each device sends class means of C = 10 classes and width D = 512 in float32 (20 KB), around centres that all share. The
-coordinator runs as the server runs it: batches, one durable SQLite transaction for each, then receipts could go out;
-after the last of them the round closes: the streaming count-weighted mean over the committed rows and the next global
-state, and before it, as by default, the comparison of each device with 256 others (`aggregator/contradictions.py`;
-`--suspects ignore` leaves it out). MQTT is left out. The store is made in `--dir` and removed. Prints the rate of
-committing and merging beside the target of 5,000/s, what comparing takes by itself, and the peak RSS of this process
-beside 150 MB.
+Each device sends class means of C = 10 classes, or of `--held` of them, and width D = 512 in float32 (20 KB), around
+centres that all share. The coordinator runs as the server runs it: batches, one durable SQLite transaction for each,
+then receipts could go out; after the last of them the round closes: the streaming count-weighted mean over the
+committed rows and the next global state, and before it, as by default, the comparison of each device with 256 others
+(`aggregator/contradictions.py`; `--suspects ignore` leaves it out). MQTT is left out. The store is made in `--dir` and
+removed. Prints the rate of committing and merging beside the target of 5,000/s, what comparing takes by itself, and the
+peak RSS of this process beside 150 MB.
 
 The limit is a bare loop over the same bytes: `cbor2.loads`, one insert each into a table of SQLite with the store's
 settings, as many in a transaction, and read and loaded again: no check, no numbers, no sum. It runs before, in this
@@ -53,13 +53,14 @@ TARGET_PER_S, TARGET_RSS_MB = 5_000, 150
 BUNDLE = bytes(32)
 
 
-def payloads(run: bytes, kinds: int = 64) -> list[bytes]:
-    """Encoded contributions; a few different ones, since making 10,000 is not what is measured."""
+def payloads(run: bytes, kinds: int = 64, held: int = CLASSES) -> list[bytes]:
+    """Encoded contributions of so many classes each; a few different ones, since making 10,000 is not measured."""
     rng = np.random.default_rng(0)
     centres, made = rng.normal(size=(CLASSES, WIDTH)), []
     for _ in range(kinds):
         counts = rng.integers(1, 600, CLASSES)
         own = rng.normal(size=(CLASSES, WIDTH)) / np.sqrt(counts)[:, None]
+        counts[[] if held == CLASSES else rng.permutation(CLASSES)[held:]] = 0
         statistic = ClassMeans.from_means(centres + own, counts)
         made.append(encode(Contribution.of(statistic, run=run, round=1, method="fedproto", bundle=BUNDLE)))
     return made
@@ -89,7 +90,7 @@ def bare_loop(messages: Sequence[bytes], devices: int, directory: str) -> float:
         return took
 
 
-def run_once(devices: int, directory: str, suspects: Suspects) -> dict[str, float]:
+def run_once(devices: int, directory: str, suspects: Suspects, held: int = CLASSES) -> dict[str, float]:
     """One round through the coordinator that the server runs: seconds by stage, rate, and bytes."""
     with tempfile.TemporaryDirectory(dir=directory) as folder, DurableStore(Path(folder) / "s", BUNDLE, "b") as store:
         settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=devices), suspects=suspects)
@@ -98,7 +99,7 @@ def run_once(devices: int, directory: str, suspects: Suspects) -> dict[str, floa
         for i in range(devices):
             core.status(f"device-{i:06d}", birth, 0.0)
         assert isinstance(core.advance(0.0, 0.0), Opened)
-        messages = payloads(store.run)
+        messages = payloads(store.run, held=held)
         bare = bare_loop(messages, devices, directory)
         compares = Stopwatch()
         outliers.contradicted = compares.around(outliers.contradicted)  # type: ignore[assignment]
@@ -176,13 +177,14 @@ def main() -> None:
     parser.add_argument("--dir", default=".", help="where the store is made: the disk that is measured")
     parser.add_argument("--page-bytes", type=int, default=PAGE_BYTES, help="SQLite's page, of a new store")
     parser.add_argument("--suspects", choices=SUSPECTS, default="leave-out", help="as of aggregate")
+    parser.add_argument("--held", type=int, default=CLASSES, help="how many classes a device has, drawn at random")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     pragmas = {**store_module.KIND.pragmas, "page_size": options.page_bytes}
     store_module.KIND = dataclasses.replace(store_module.KIND, pragmas=pragmas)
-    result = run_once(options.devices, options.dir, options.suspects)
+    result = run_once(options.devices, options.dir, options.suspects, options.held)
     result["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result["ratio_to_target"] = result["per_s"] / TARGET_PER_S
     print(f"{options.devices} contributions of {result['payload_bytes']} bytes, one core")

@@ -30,8 +30,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -90,6 +91,8 @@ MAX_MAGNITUDE = 1e30
 MAX_SEED_BYTES = 512
 
 
+_ARRAYS = ("body", "counts", "triangle", "further", "share")  # of a contribution
+
 Kind = TypeVar("Kind", bound=Statistic)
 
 
@@ -109,10 +112,10 @@ class ClassRows:
     rows: NDArray[np.floating]
 
     def __post_init__(self) -> None:
-        _require(
-            self.classes.ndim == 1 and self.rows.ndim == 2, "class rows", "classes [K] and rows [K,D]", "another shape"
-        )
-        _require(len(self.classes) == len(self.rows), "class rows", f"{len(self.classes)} rows", len(self.rows))
+        if self.classes.ndim != 1 or self.rows.ndim != 2:
+            raise WireError("class rows", expected="classes [K] and rows [K,D]", got="another shape")
+        if len(self.classes) != len(self.rows):
+            raise WireError("class rows", expected=f"{len(self.classes)} rows", got=len(self.rows))
         if not self.differ:
             rising = bool((self.classes[1:] >= self.classes[:-1]).all())
             _require(rising, "class numbers", "rising", "another order")
@@ -122,7 +125,8 @@ class ClassRows:
     @functools.cached_property
     def differ(self) -> bool:
         """Whether no class comes twice, and all rise."""
-        return bool((self.classes[1:] > self.classes[:-1]).all())
+        numbers = self.classes.tolist()
+        return all(map(operator.lt, numbers, numbers[1:]))
 
     def dense(self, classes: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """(C, D) float64 rows, zero where absent, and (C,) which are present.
@@ -134,7 +138,7 @@ class ClassRows:
         _check_groups(self.classes, 1)
         present = np.zeros(classes, dtype=bool)
         present[self.classes] = True
-        return _spread(_places(self.classes, 1), self.rows, classes), present
+        return _spread(_places(self.classes, 1), self.rows.astype(np.float64), classes), present
 
     @classmethod
     def of(cls, rows: NDArray[np.floating], present: NDArray[np.bool_]) -> ClassRows:
@@ -313,33 +317,55 @@ class Contribution:
         _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
         _require(len(self.class_list) in (0, 4), "list of classes", "4 bytes or none", len(self.class_list))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
-        if len(self.counts):
-            _require(self.counts.min() > 0, "counts", "positive counts", "a zero")
-            _require(self.counts.max() <= MAX_COUNT, "counts", f"at most {MAX_COUNT}", "more")
         if self.triangle is not None:
             width = self.body.rows.shape[1]
-            _require(
-                self.triangle.shape == (width * (width + 1) // 2,),
-                "triangle",
-                f"the triangle of width {width}",
-                self.triangle.shape,
-            )
-            _numbers(self.triangle, "triangle")
+            packed = self.triangle.shape == (width * (width + 1) // 2,)
+            _require(packed, "triangle", f"the triangle of width {width}", self.triangle.shape)
         _require(len(self.further) < MAX_FIELDS, "class rows", f"at most {MAX_FIELDS} fields", 1 + len(self.further))
         for rows in self.further:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
-            _numbers(rows, "class rows")
+        self._check_numbers()
 
     def _check_devices(self) -> None:
         _require(0 <= self.devices <= MAX_ROUND, "devices", f"0 to {MAX_ROUND}", self.devices)
-        tables = [self.body.rows, *self.further, *([] if self.triangle is None else [self.triangle])]
         kind, what = ("i", "exact sums") if self.devices else ("f", "numbers of a device")
-        _require(all(table.dtype.kind == kind for table in tables), "contribution", what, "others")
+        _require(all(table.dtype.kind == kind for table in self._all_tables()), "contribution", what, "others")
         _require(not self.devices or self.standing != "withdrawn", "a withdrawal", "no devices", self.devices)
-        for table in tables if self.devices else []:
+
+    def _check_numbers(self) -> None:
+        """What depends on the numbers in arrays, and not on the arrays' types and shapes."""
+        if len(self.counts):
+            counts = self.counts.tolist()
+            _require(min(counts) > 0, "counts", "positive counts", "a zero")
+            _require(max(counts) <= MAX_COUNT, "counts", f"at most {MAX_COUNT}", "more")
+        if self.triangle is not None:
+            _numbers(self.triangle, "triangle")
+        for rows in self.further:
+            _numbers(rows, "class rows")
+        for table in self._all_tables() if self.devices else ():
             fits = not len(table.ravel()) or max(int(table.max()), -int(table.min())) <= LARGEST_INTEGER
             _require(fits, "exact sums", f"integers up to {LARGEST_INTEGER}", "larger ones")
+
+    def _all_tables(self) -> list[NDArray[Any]]:
+        return [self.body.rows, *self.further, *([] if self.triangle is None else [self.triangle])]
+
+    @classmethod
+    def in_words(cls, words: Mapping[str, Any], **arrays: Any) -> Contribution:
+        """One that says the same as another, whose `words` these are, with other numbers, which alone are looked at.
+
+        Args:
+            arrays: of the types and shapes of that one's.
+        """
+        made = object.__new__(cls)
+        made.__dict__.update(words, **arrays)
+        made._check_numbers()
+        return made
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """All that it says but for what is in arrays."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _ARRAYS}
 
     @property
     def says_nothing(self) -> bool:
@@ -353,9 +379,14 @@ class Contribution:
         return row_norms(self.body.rows)
 
     @functools.cached_property
+    def longest(self) -> float:
+        """The largest of `norms`; 0 where there is none."""
+        return float(self.norms.max(initial=0.0))
+
+    @functools.cached_property
     def samples(self) -> int:
         """How many examples it says there are in all."""
-        return int(self.counts.sum())
+        return sum(self.counts.tolist())
 
     @classmethod
     def withdrawal(cls, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b"") -> Contribution:
@@ -442,13 +473,15 @@ class Contribution:
         self.check(kind, classes, width)
         if self.says_nothing:
             return kind.zero(classes, width)
-        places, rows = _places(self.body.classes, kind.GROUPS), classes * kind.GROUPS
-        dense = [_spread(places, table, rows) for table in self._tables()]
-        counts = np.zeros(rows, dtype=np.int64)
-        counts[places] = self.counts
+        dense, counts, rows = self._tables(), self.counts.astype(np.int64), classes * kind.GROUPS
+        if len(counts) < rows:  # some are absent
+            places = _places(self.body.classes, kind.GROUPS)
+            dense, counts = [_spread(places, table, rows) for table in dense], _spread(places, counts, rows)
         try:
             if self.devices:
                 return kind.build([np.ldexp(each, -FRACTION_BITS) for each in self._in_order(kind, dense)], counts)
+            if not kind.has_checks():  # then there is nothing that it could refuse: what is here was looked at
+                return kind.of_checked(dense, counts)
             return kind.travelled(dense, self.triangle, counts)
         except StatisticError as error:
             raise WireError(f"contribution: {error}") from None
@@ -604,7 +637,8 @@ Message = (
 
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
     _require(len(run) == 4, "run", "4 bytes", len(run))
-    _require(lowest <= round_number <= MAX_ROUND, "round", f"{lowest} to {MAX_ROUND}", round_number)
+    if not lowest <= round_number <= MAX_ROUND:
+        raise WireError("round", expected=f"{lowest} to {MAX_ROUND}", got=round_number)
 
 
 def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int, width: int) -> None:
@@ -633,11 +667,9 @@ def _places(numbers: NDArray[np.uint16], groups: int) -> NDArray[np.int64]:
     return wide * groups + np.arange(len(wide)) - np.searchsorted(wide, wide)
 
 
-def _spread(places: NDArray[np.int64], rows: NDArray[np.floating], count: int) -> NDArray[np.float64]:
-    """(count, W) float64 of rows (K, W) at their places, which rise: zero elsewhere."""
-    if len(places) == count:
-        return rows.astype(np.float64)
-    dense = np.zeros((count, rows.shape[1]))
+def _spread(places: NDArray[np.int64], rows: NDArray[Any], count: int) -> NDArray[Any]:
+    """(count, …) of rows (K, …) at their places: zero elsewhere."""
+    dense = np.zeros((count, *rows.shape[1:]), rows.dtype)
     dense[places] = rows
     return dense
 
@@ -649,7 +681,8 @@ def _numbers(values: NDArray[np.floating], what: str) -> None:
 
 
 def _text(value: str, what: str, limit: int) -> None:
-    _require(1 <= len(value) <= limit, what, f"1 to {limit} characters", len(value))
+    if not 1 <= len(value) <= limit:
+        raise WireError(what, expected=f"1 to {limit} characters", got=len(value))
 
 
 def _entries(entries: Mapping[str, object], what: str, valid: Callable[[object], bool]) -> None:

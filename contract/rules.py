@@ -175,12 +175,10 @@ def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:
     if first is None:
         raise StatisticError("merge", expected="at least one statistic", got="none")
     parts = [np.array(part) for part in (*first.arrays(), first.counts)]
-    kind, devices = type(first), 1
+    kind, shapes, devices = type(first), [part.shape for part in parts], 1
     for statistic in stream:
         others = (*statistic.arrays(), statistic.counts)
-        if type(statistic) is not kind or any(
-            one.shape != other.shape for one, other in zip(parts, others, strict=True)
-        ):
+        if type(statistic) is not kind or [other.shape for other in others] != shapes:
             first.merge(statistic)  # raises, and says what differs
         for mine, other in zip(parts, others, strict=True):
             mine += other

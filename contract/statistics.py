@@ -23,13 +23,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
-from contract.triangle import add_products, pack_triangle, triangle_width, unpack_triangle
+from contract.triangle import add_products, pack_triangle, unpack_triangle
 
 __all__ = [
     "ClassMeans",
@@ -45,6 +45,7 @@ __all__ = [
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+_Array = TypeVar("_Array", bound=NDArray[Any])
 MAX_COUNT = 2**53  # counts stay exact in float64
 MAX_GROUPS = 8
 MAX_FIELDS = 4  # fields of rows in one statistic, and in the message that carries it
@@ -69,7 +70,14 @@ class Rows:
 
     def columns(self, classes: int, width: int) -> int:
         """The length of a row for C classes and features of width D."""
-        return {"features": width, "classes": classes, "one": 1}[self.width]
+        return width if self.width == "features" else classes if self.width == "classes" else 1
+
+    def sums(self, sent: NDArray[Any], counts: Int64) -> Float64:
+        """Class sums (K, …) in float64 of rows as they travel, over `counts` (K,) samples."""
+        made = np.array(sent, dtype=np.float64)
+        if self.travels == "means":
+            made *= counts.astype(np.float64)[:, None]
+        return _final(made)
 
     def means(self, sent: NDArray[np.floating], counts: NDArray[np.integer]) -> NDArray[np.floating]:
         """Class means (K, …) of rows as they travel, over `counts` (K,) samples, 1 or more each."""
@@ -130,17 +138,17 @@ class Statistic:
         _freeze(self, "counts", np.int64, 1)
         for field in self.FIELDS:
             _freeze(self, field.name, np.float64, 2 if isinstance(field, Rows) else 1)
-        _check_counts(self.counts, len(self.rows(self.row_fields()[0])) if self.row_fields() else len(self.counts))
-        width, absent = self.width, self.counts == 0
-        some_absent = np.count_nonzero(absent)
+        counts, width = self.counts, self.width
+        _check_counts(counts, len(self.rows(self.row_fields()[0])) if self.row_fields() else len(counts))
+        absent = counts == 0 if np.count_nonzero(counts) < len(counts) else None
         for field, value in zip(self.FIELDS, self.arrays(), strict=True):
             if isinstance(field, Triangle):
                 _check_triangle(value, width, self.NAME, signed=field.noised)
                 continue
             columns = field.columns(self.classes, width)
-            if value.shape != (len(self.counts), columns):
-                raise StatisticError(field.name, expected=f"{len(self.counts)} rows of {columns}", got=value.shape)
-            if some_absent and value[absent].any():
+            if value.shape != (len(counts), columns):
+                raise StatisticError(field.name, expected=f"{len(counts)} rows of {columns}", got=value.shape)
+            if absent is not None and value[absent].any():
                 raise StatisticError(self.NAME, expected="zero sums where a class has no examples", got="a sum")
 
     # ── made ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +174,6 @@ class Statistic:
             StatisticError: when these are not its fields.
         """
         n, given = np.asarray(counts, dtype=np.int64), iter(rows)
-        weights = n.astype(np.float64)[:, None]
         if len(rows) != len(cls.row_fields()) or (triangle is None) == cls.has_triangle():
             fields = ", ".join(field.name for field in cls.FIELDS) or "no field"
             raise StatisticError(cls.NAME, expected=fields, got="other fields")
@@ -175,9 +182,18 @@ class Statistic:
             if isinstance(field, Triangle):
                 arrays.append(np.asarray(triangle, dtype=np.float64))
             else:
-                values = np.asarray(next(given), dtype=np.float64)
-                arrays.append(_final(values * weights) if field.travels == "means" else values)
+                arrays.append(field.sums(np.asarray(next(given)), n))
         return cls.build(arrays, n)
+
+    @classmethod
+    def of_checked(cls, rows: Sequence[NDArray[np.floating]], counts: Int64) -> Self:
+        """As `travelled`, of a kind that has no checks of its own, where its rows are known to be fields of it, finite,
+        and zero where a count is: nothing is looked at once more."""
+        made = object.__new__(cls)
+        for field, sent in zip(cls.row_fields(), rows, strict=True):
+            object.__setattr__(made, field.name, field.sums(sent, counts))
+        object.__setattr__(made, "counts", _final(counts))
+        return made
 
     # ── asked ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,10 +236,11 @@ class Statistic:
 
     @property
     def width(self) -> int:
-        """D of its rows of features, or of its triangle; 0 where it has none."""
-        rows = next((self.rows(f).shape[1] for f in self.row_fields() if f.width == "features"), 0)
-        packed = self.triangle
-        return rows or (0 if packed is None else triangle_width(packed.size))
+        """D of its rows of features, beside which a triangle stands; 0 where it has none."""
+        for field in self.row_fields():
+            if field.width == "features":
+                return self.rows(field).shape[1]
+        return 0
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -401,7 +418,7 @@ def _check_triangle(packed: Float64, width: int, name: str, *, signed: bool) -> 
         raise StatisticError(name, expected="a diagonal of squares", got="a negative entry")
 
 
-def _final(made: Float64) -> Float64:
+def _final(made: _Array) -> _Array:
     """An array that nobody else has, never to be written again: a statistic takes it as it is."""
     made.flags.writeable = False
     return made
@@ -425,5 +442,5 @@ def _freeze(owner: object, name: str, dtype: type, ndim: int) -> None:
 def _check_counts(counts: Int64, rows: int) -> None:
     if counts.shape != (rows,):
         raise StatisticError("counts", expected=f"{rows} counts", got=counts.shape)
-    if counts.min(initial=0) < 0 or counts.max(initial=0) > MAX_COUNT:
+    if counts.view(np.uint64).max(initial=0) > MAX_COUNT:  # as which a negative one is larger
         raise StatisticError("counts", expected="0 to 2^53", got=counts[(counts < 0) | (counts > MAX_COUNT)][0])

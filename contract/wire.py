@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from contract.envelopes import Enrolment, Signed
 from contract.errors import WireError
 from contract.helper_messages import HelperTerms, Opened, Opening, OpeningStatus, SealedSeed
+from contract.layouts import Layout, arrays_in
 from contract.messages import (
     Announcement,
     Chunk,
@@ -68,7 +69,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {tag: np.dtype(name) for tag, name in _NAMES
 _TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
-_MAX_ITEMS = 4_096  # keys, values, entries, tags: a message needs some hundred, however large its tensors are
+_MAX_LAYOUTS = 256  # a fleet has one for each number of classes that its devices hold, and each width of their counts
 
 
 # ── encode ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -264,7 +265,12 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     """
     if len(payload) > limit_bytes:
         raise WireError("message", expected=f"at most {limit_bytes} bytes", got=f"{len(payload)} bytes")
-    fields = _Fields(_load(payload))
+    layout, words = _LAYOUTS.get(len(payload), _NO_LAYOUT)
+    if layout is not None and layout.fits(payload):
+        return Contribution.in_words(words, **_numbers(_LikeFields(layout.fields(payload))))
+    spans = arrays_in(payload)
+    raw = _load(payload)
+    fields = _Fields(raw)
     kind, version = fields.integer(0), fields.integer(1)
     if version != WIRE_VERSION:
         raise WireError(
@@ -275,11 +281,14 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         raise WireError("message", expected="a type from 1 to 13", got=kind)
     message = decoder(fields)
     fields.finish(closed=kind in _CLOSED)
+    if isinstance(message, Contribution) and message.share is None:  # beside a share is a seed like no other
+        if len(_LAYOUTS) >= _MAX_LAYOUTS:
+            _LAYOUTS.clear()
+        _LAYOUTS[len(payload)] = Layout(payload, spans, raw), message.words
     return message
 
 
 def _load(payload: bytes) -> dict[int, Any]:
-    _count_items(payload)
     stream = io.BytesIO(payload)
     try:
         decoder = cbor2.CBORDecoder(
@@ -302,34 +311,6 @@ def _load(payload: bytes) -> dict[int, Any]:
     if type(value) is not dict:
         raise WireError("message", expected="a map", got=type(value).__name__)
     return value
-
-
-def _count_items(payload: bytes) -> None:
-    """Refuse more than `_MAX_ITEMS` before anything is built: an empty map is one byte here and 72 in Python.
-
-    What is cut off, or has no definite length, is left to the decoder, which refuses it.
-    """
-    if len(payload) <= _MAX_ITEMS:  # an item has a byte at least
-        return
-    at, end, left, seen = 0, len(payload), 1, 0  # left: items that are announced and still to come
-    while left and at < end:
-        head = payload[at]
-        kind, argument = head >> 5, head & 0x1F
-        at, left, seen = at + 1, left - 1, seen + 1
-        if argument >= 24:
-            if argument > 27:
-                return
-            size = 1 << (argument - 24)
-            argument = int.from_bytes(payload[at : at + size], "big")
-            at += size
-        if kind < 2 or kind == 7:
-            continue
-        if kind < 4:
-            at += argument
-            continue
-        left += argument if kind == 4 else 2 * argument if kind == 5 else 1
-        if seen + left > _MAX_ITEMS:
-            raise WireError("message", expected=f"at most {_MAX_ITEMS:,} keys, values and entries", got="more")
 
 
 def _tag(tag: cbor2.CBORTag, immutable: bool = False) -> NDArray[Any]:
@@ -471,6 +452,26 @@ class _Fields:
                 raise WireError("message", expected="no further fields", got=f"field {str(key)[:40]}")
 
 
+class _LikeFields(_Fields):
+    """The fields of a message that a layout fits: its arrays are of the types and shapes of that one's, which held."""
+
+    __slots__ = ()
+
+    def unsigned(self, key: int) -> NDArray[Any]:
+        found: NDArray[Any] = self._raw[key]
+        return found
+
+    def words(self, key: int) -> NDArray[np.uint64]:
+        return self.unsigned(key)
+
+    def reals(self, key: int, ndim: int) -> NDArray[np.floating]:
+        found = self._raw[key]
+        return found if isinstance(found, np.ndarray) else _dequantise(key, found)
+
+    def exact(self, key: int, ndim: int) -> NDArray[Any]:
+        return self.unsigned(key)
+
+
 def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
     if len(pair) != 2 or not all(isinstance(part, np.ndarray) for part in pair):
         raise WireError(f"field {key}", expected="[scales, int8 or int32 values]", got="another array")
@@ -544,23 +545,30 @@ def _decode_global_part(f: _Fields) -> GlobalPart:
 
 
 def _decode_contribution(f: _Fields) -> Contribution:
-    numbers = f.exact if f.has(19) else f.reals
     return Contribution(
         run=f.binary(2),
         round=f.integer(3),
         method=f.text(4),
         bundle=f.binary(5),
-        body=ClassRows(f.class_numbers(6), numbers(8, 2)),
-        counts=f.unsigned(7).astype(np.uint64),
-        triangle=numbers(9, 1) if f.has(9) else None,
-        further=tuple(numbers(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
+        **_numbers(f),
         extractor=f.binary(13) if f.has(13) else b"",
         standing=f.one_of(15, _STANDINGS) if f.has(15) else None,
         class_list=f.binary(16) if f.has(16) else b"",
-        share=f.words(17) if f.has(17) else None,
         seed=f.binary(18) if f.has(18) else b"",
         devices=f.integer(19) if f.has(19) else 0,
     )
+
+
+def _numbers(f: _Fields) -> dict[str, Any]:
+    """The attributes of a contribution that are arrays."""
+    numbers = f.exact if f.has(19) else f.reals
+    return {
+        "body": ClassRows(f.class_numbers(6), numbers(8, 2)),
+        "counts": f.unsigned(7).astype(np.uint64),
+        "triangle": numbers(9, 1) if f.has(9) else None,
+        "further": tuple(numbers(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
+        "share": f.words(17) if f.has(17) else None,
+    }
 
 
 def _decode_chunk(f: _Fields) -> Chunk:
@@ -664,6 +672,8 @@ _TYPES: dict[type, int] = {
     Opened: 12,
     SealedSeed: 13,
 }
+_LAYOUTS: dict[int, tuple[Layout, Mapping[str, Any]]] = {}  # of contributions, by length: the last one's that had it
+_NO_LAYOUT: tuple[None, Mapping[str, Any]] = None, {}
 _CLOSED = (3, 4, 6, 7, 9, 10, 11, 12, 13)
 _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Announcement: _encode_announcement,

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from contract.errors import StatisticError
+from contract.messages import Contribution
+from contract.methods import METHODS
 from contract.methods.fedhkd import HyperKnowledge
 from contract.statistics import (
     MAX_FIELDS,
@@ -22,6 +24,7 @@ from contract.statistics import (
     shareable,
 )
 from contract.triangle import pack_triangle, unpack_triangle
+from contract.wire import decode, encode
 
 C, D = 4, 3
 KINDS = [ClassMeans, FeatureGram]
@@ -188,3 +191,22 @@ def test_fields_that_no_message_can_carry_are_refused_where_they_are_declared(na
     fields, words = UNSENDABLE[name]
     with pytest.raises(StatisticError, match=f"Invented, expected .*{words}"):
         type("Invented", (Statistic,), {"FIELDS": fields})
+
+
+@pytest.mark.parametrize("name", [name for name, found in METHODS.items() if not found.statistic.has_checks()])
+def test_what_a_message_carries_is_the_same_statistic_with_and_without_another_look(name):
+    kind, rng = METHODS[name].statistic, np.random.default_rng(5)
+    drawn = np.sort(rng.integers(0, 4, (6, kind.GROUPS)))[:, ::-1].ravel()  # a class's empty groups come last
+    counts = drawn if kind.FIELDS else np.zeros(6, np.int64)
+    sums = [rng.normal(size=(len(counts), f.columns(6, 3))) * counts[:, None] for f in kind.row_fields()]
+    sent = Contribution.of(kind.build(sums, counts), run=b"runs", round=1, method=name, bundle=bytes(32))
+    message = decode(encode(sent))
+    assert isinstance(message, Contribution)
+    rows = [np.zeros((len(counts), table.shape[1])) for table in message._tables()]
+    for dense, table in zip(rows, message._tables(), strict=True):
+        dense[counts > 0] = table
+    looked_at, made = kind.travelled(rows, None, counts), message.statistic(kind, 6, 3)
+    for one, other in zip((*looked_at.arrays(), looked_at.counts), (*made.arrays(), made.counts), strict=True):
+        assert one.tobytes() == other.tobytes()
+        assert one.dtype == other.dtype
+        assert not other.flags.writeable

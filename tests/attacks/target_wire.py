@@ -1,4 +1,5 @@
-"""Any bytes as a message: they are refused with a `WireError`, or are a message that comes back as it was."""
+"""Any bytes as a message: they are refused with a `WireError`, or are a message that comes back as it was; and what
+they are does not depend on which messages were decoded before."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attacks.promises import is_one_line
+from contract import wire
 from contract.errors import WireError
 from contract.messages import Message
 from contract.wire import decode, encode
@@ -18,12 +20,25 @@ _TESTS = Path(__file__).parents[1]
 
 
 def run(data: bytes) -> None:
-    try:
-        message = decode(data)
-    except WireError as error:
-        is_one_line(error)
+    found = _decoded(data)
+    before = dict(wire._LAYOUTS)
+    wire._LAYOUTS.clear()
+    alone = _decoded(data)
+    wire._LAYOUTS.update(before)
+    if isinstance(found, WireError):
+        is_one_line(found)
+        assert str(alone) == str(found), "refused otherwise than by itself"
         return
-    check_message(message)
+    assert not isinstance(alone, WireError), "read by another's layout, and no message by itself"
+    assert encode(found, "f64") == encode(alone, "f64"), "another message by another's layout"
+    check_message(found)
+
+
+def _decoded(data: bytes) -> Message | WireError:
+    try:
+        return decode(data)
+    except WireError as error:
+        return error
 
 
 def check_message(message: Message) -> None:
