@@ -144,7 +144,13 @@ def measure(folder: Path, case: Case, rounds: int) -> Result:
         client.communicate(timeout=60)
     summary = json.loads((folder / "summary.json").read_text())
     peak_mb = summary["peak_rss_bytes"] / 1e6
-    given = {"bundle": str(folder / "fleet.bundle"), "broker": "mqtt://127.0.0.1", "id": "pi-1", "data": "."}
+    given = {
+        "bundle": str(folder / "fleet.bundle"),
+        "broker": "mqtt://127.0.0.1",
+        "id": "pi-1",
+        "state": ".",
+        "data": ".",
+    }
     way = "parts" if case.micro_batch else "whole"
     trial = measured_bytes(folder / "fleet.bundle", settle_config(None, given), 10**10, way).all or 0
     trial_mb = (trial - BESIDE_BYTES) / 1e6
