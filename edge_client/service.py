@@ -35,8 +35,10 @@ from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
+from edge_client.laid_aside import laid_aside
 from edge_client.ledger import Ledger
 from edge_client.memory_limit import fitting_forms, trains_in_parts
+from edge_client.onnx_session import warm_up
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -96,7 +98,7 @@ class Service:
                 raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
-                seated = settle(settings, file, keys, log, budget=policy.is_private)
+                seated = _light(settle(settings, file, keys, log, budget=policy.is_private))
                 watch = ProbationWatch(file, log)
                 try:
                     summary, is_over = self._run_with(seated, identity, file, policy, log, on_summary)
@@ -190,6 +192,7 @@ class Service:
                 manager=self._manager,
             )
             on_summary(client.summary(), False)
+            warm_up()
             process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True
@@ -224,6 +227,12 @@ class Service:
         """Look at the photos now instead of within ten minutes, from any thread, and from a signal handler."""
         if self._client is not None:
             self._client.look()
+
+
+def _light(seated: Seated) -> Seated:
+    """The same, and its bundle's weights are not in this process's memory while nobody reads them."""
+    weights = laid_aside(seated.bundle.params, Path(seated.settings.state))
+    return replace(seated, bundle=replace(seated.bundle, params=weights))
 
 
 def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:
