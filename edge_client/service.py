@@ -98,10 +98,10 @@ class Service:
                 raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
-                seated = _light(settle(settings, file, keys, log, budget=policy.is_private))
+                seats = [settle(settings, file, keys, log, budget=policy.is_private)]  # popped: see `_light`
                 watch = ProbationWatch(file, log)
                 try:
-                    summary, is_over = self._run_with(seated, identity, file, policy, log, on_summary)
+                    summary, is_over = self._run_with(seats.pop(), identity, file, policy, log, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -124,6 +124,8 @@ class Service:
         found = own.read()
         data, test = found.data, found.test
         with seated.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
+            seated = _light(seated)
+            bundle = seated.bundle
             own_method = method(m.method)
             releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
             releases.begin(journal)
@@ -230,8 +232,11 @@ class Service:
 
 
 def _light(seated: Seated) -> Seated:
-    """The same, and its bundle's weights are not in this process's memory while nobody reads them."""
-    weights = laid_aside(seated.bundle.params, Path(seated.settings.state))
+    """The same, with its bundle's weights out of this process's memory while nobody reads them.
+
+    Nobody else may hold the former ones.
+    """
+    weights = laid_aside(seated.bundle.params, seated.directory)
     return replace(seated, bundle=replace(seated.bundle, params=weights))
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from contract.bundle import read_bundle
+from contract.bundle import Bundle, read_bundle
+from contract.errors import LinkError
 from edge_client.code_pages import release_code
+from edge_client.config import settle_config
 from edge_client.extractor import Extractor
 from edge_client.laid_aside import laid_aside
 from edge_client.onnx_session import warm_up
+from edge_client.service import Service
 
 
 def weights() -> dict[str, np.ndarray]:
@@ -61,6 +66,27 @@ def test_a_session_over_weights_that_were_laid_aside_gives_the_same_features(mni
     x = np.random.default_rng(0).integers(0, 256, (3, *bundle.manifest.input_shape), dtype=np.uint8)
     release_code()
     np.testing.assert_array_equal(Extractor(bundle, aside).features(x), Extractor(bundle, bundle.params).features(x))
+
+
+def test_a_client_holds_no_weights_but_those_that_were_laid_aside(mnist_like_bundle, tmp_path) -> None:
+    path, arrays = mnist_like_bundle(), (np.zeros((20, 28, 28, 1), np.uint8), np.arange(20) % 10)
+    given = {"bundle": str(path), "broker": "mqtt://127.0.0.1:1", "id": "pi-1", "state": str(tmp_path), "data": "-"}
+    mine, found = read_bundle(path).sha256, list[type]()
+
+    def look(summary: dict, is_over: bool) -> None:
+        held = [o for o in gc.get_objects() if type(o) is Bundle and o.sha256 == mine]
+        found.extend(type(root(value)) for each in held for value in each.params.values())
+
+    with pytest.raises(LinkError):
+        Service(settle_config(None, {**given, "until_finished": True, "patience": 0.1}), arrays).run(print, look)
+    assert set(found) == {mmap.mmap}
+
+
+def root(value: object) -> object:
+    """Whose memory an array is in."""
+    while getattr(value, "base", None) is not None:
+        value = value.base
+    return value.obj if isinstance(value, memoryview) else value
 
 
 @pytest.fixture(autouse=True)
