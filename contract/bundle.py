@@ -174,6 +174,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {"prototypes": (self.classes, self.features), "prototype_mask": (self.classes,), **own}
 
     @property
+    def parts_note(self) -> str:
+        """What a batch in parts is that a whole one is not, for a person; empty where they are the same step."""
+        if not self.micro_batch or not self.names("buffer"):
+            return ""
+        seen = f"batch normalisation takes the statistics of {self.micro_batch} samples at a time"
+        return f"in parts, {seen}: another step than that of a whole batch"
+
+    @property
     def trainable(self) -> bool:
         """Whether the bundle carries a training step."""
         return "train_step.onnx" in self.members

@@ -15,6 +15,7 @@ from contract.errors import BundleError
 from contract.vectors import TOLERANCE, distance
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import Provider
+from edge_client.process_metrics import release_memory
 from edge_client.provider_trials import Providers
 from edge_client.trainer import Trainer, Weights
 from edge_client.trunk import TailExtractor, Trunk, TrunkGraph
@@ -53,6 +54,8 @@ class CompiledGraphs:
         """A trainer; load a state before fitting."""
         trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"), in_parts=self._in_parts)
         self._trainer = trainer if self._keep else None
+        if not self._keep:
+            release_memory()  # what only making a session needs: code that optimises graphs, above all
         return trainer
 
     def extractor(self, params: Weights) -> Extractor:

@@ -14,8 +14,9 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,15 +26,28 @@ from contract.files import whole_file
 from contract.sizes import read_size
 from edge_client.config import ClientConfig
 
-__all__ = ["BESIDE_BYTES", "KEPT_IN", "fitting_forms", "measured_bytes", "trains_in_parts"]
+__all__ = ["BESIDE_BYTES", "KEPT_IN", "Needed", "fitting_forms", "measured_bytes", "trains_in_parts"]
 
 KEPT_IN = "memory.json"
-BESIDE_BYTES = 20_000_000  # what a client has beside its graphs: photos that are read, the link, the journal
+BESIDE_BYTES = 20_000_000  # photos that are read, the link, the journal: `benchmarks/device_memory.py` prints how much
 _PATIENCE_S = 1800.0
 _NO_ROOM = 3  # exit code of a trial that ran into its own limit
 _WAYS = {False: "whole", True: "parts"}  # as `memory_trial.py` has them; it is not loaded here
 
-Measure = Callable[[str], int | None]
+
+class Needed(NamedTuple):
+    """What a client of a bundle has resident at most, in bytes; None where that is more than may be tried.
+
+    Attributes:
+        rounds: in rounds of the bundle's method.
+        all: in these and in the round that closes a run.
+    """
+
+    rounds: int | None
+    all: int | None
+
+
+Measure = Callable[[str], Needed]
 
 
 def trains_in_parts(
@@ -63,14 +77,14 @@ def trains_in_parts(
     if settings.memory_limit is None:
         return wanted is not None
     limit = read_size(settings.memory_limit, "--memory-limit")
-    kept = _Kept(state / KEPT_IN, f"{sha256.hex()} {settings.threads}")
-    least: int | None = None
+    kept = _Kept(state / KEPT_IN, sha256, settings)
+    least = Needed(None, None)
     for in_parts in (True,) if wanted else (False, True) if parts else (False,):
         least = kept.or_else(_WAYS[in_parts], measure or _trial(path, settings, limit, log))
-        if least is not None and least <= limit:
-            log(f"{_way(manifest, in_parts)} takes {_mb(least)} of {_mb(limit)}")
+        if least.all is not None and least.all <= limit:
+            log(f"{_way(manifest, in_parts)} takes {_mb(least.all)} of {_mb(limit)}")
             return in_parts
-    raise _too_large(settings.memory_limit, manifest, path, least, limit)
+    raise _too_large(settings, manifest, path, least, limit)
 
 
 def fitting_forms(
@@ -85,10 +99,10 @@ def fitting_forms(
     if settings.memory_limit is None:
         return bundle.forms
     limit, fitting = read_size(settings.memory_limit, "--memory-limit"), {}
-    kept = _Kept(state / KEPT_IN, f"{bundle.sha256.hex()} {settings.threads}")
+    kept = _Kept(state / KEPT_IN, bundle.sha256, settings)
     for form, graph in bundle.forms.items():
         try:
-            needed = kept.or_else(form, measure or _trial(path, settings, limit, log))
+            needed = kept.or_else(form, measure or _trial(path, settings, limit, log)).all
         except UsageError as error:
             log(f"{form} is left out: {error.got}")
             continue
@@ -100,15 +114,15 @@ def fitting_forms(
 
 
 def _trial(path: Path, settings: ClientConfig, limit: int, log: Callable[[str], None]) -> Measure:
-    def measure(way: str) -> int | None:
+    def measure(way: str) -> Needed:
         log(f"measures what {path.name} takes ({way}), once: a round in a process of its own")
         return measured_bytes(path, settings, limit, way)
 
     return measure
 
 
-def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "whole") -> int | None:
-    """What a client of this bundle has resident at most, by a trial; None where that is more than may be tried.
+def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "whole") -> Needed:
+    """What a client of this bundle has resident at most, by a trial.
 
     Args:
         way: `whole` batches, `parts`, or the name of a further form of the training step.
@@ -116,7 +130,8 @@ def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "w
     Raises:
         UsageError: the trial could not be made.
     """
-    words = [str(path), str(settings.threads), way, str(limit), settings.method or ""]
+    tests = "tests" if _tests(settings) else ""
+    words = [str(path), str(settings.threads), way, str(limit), settings.method or "", tests]
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     try:
         done = subprocess.run(
@@ -130,25 +145,37 @@ def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "w
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError("--memory-limit", expected="a trial of the bundle", got=error) from None
-    if done.returncode == 0:
-        return int(done.stdout) + BESIDE_BYTES
-    if done.returncode == _NO_ROOM or done.returncode < 0:
-        return None
+    if done.returncode in (0, _NO_ROOM) or done.returncode < 0:
+        found = [int(line) + BESIDE_BYTES for line in done.stdout.split()]
+        return Needed(*[*found, None, None][:2])
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     raise UsageError("--memory-limit", expected="a trial of the bundle", got=last)
 
 
-def _too_large(limit_text: str, m: Manifest, path: Path, needed: int | None, limit: int) -> UsageError:
-    ways: Sequence[str] = ()
-    if m.trainable:
+def _too_large(settings: ClientConfig, m: Manifest, path: Path, needed: Needed, limit: int) -> UsageError:
+    closes = m.trainable and needed.rounds is not None and needed.rounds <= limit
+    narrower = [f"exporting it with --set project={m.features // 2}"] if "project" in m.hyper else []
+    if closes:  # FFC's sums, (D, D) numbers, and the head that is solved of them
+        unsolved = ["--hold-out 0 (then no head is solved here)"] if _tests(settings) else []
+        ways = [*unsolved, *narrower, f"a backbone of fewer features than {m.features}"]
+    elif m.trainable:
         smaller = (m.micro_batch or m.batch) // 2
-        ways = [*([f"--micro-batch {smaller}"] if smaller else []), "--trainable-blocks 1", "--method ffc"]
+        parts = [f"--micro-batch {smaller}"] if smaller else []
+        ways = [f"exporting it with {' or '.join([*parts, '--trainable-blocks 1', '--method ffc'])}"]
+    else:
+        ways = [*narrower, "a bundle of a smaller backbone or input"]
+    doing = "the round that closes a run" if closes else _way(m, bool(m.micro_batch))
     return UsageError(
-        f"--memory-limit {limit_text}: {path.name}",
+        f"--memory-limit {settings.memory_limit}: {path.name}",
         expected=f"at most {_mb(limit)}",
-        got=f"{_taken(needed, limit)} for {_way(m, bool(m.micro_batch))}",
-        hint=f"exporting it with {' or '.join(ways)}" if ways else "a bundle of a smaller backbone or input",
+        got=f"{_taken(needed.all, limit)} for {doing}",
+        hint=" or ".join(ways),
     )
+
+
+def _tests(settings: ClientConfig) -> bool:
+    """Whether the device tests its answers with photos of its own."""
+    return settings.test is not None or settings.hold_out != 0
 
 
 def _taken(needed: int | None, limit: int) -> str:
@@ -166,24 +193,25 @@ def _mb(size: int) -> str:
 
 
 class _Kept:
-    """What was measured, by bundle, threads and way."""
+    """What was measured, by bundle, threads, whether photos test, and way."""
 
-    def __init__(self, path: Path, key: str) -> None:
+    def __init__(self, path: Path, sha256: bytes, settings: ClientConfig) -> None:
         from contract.runtime import ort
 
-        self._path, self._key = path, f"{key} {ort.__version__}"
+        tests = "tests" if _tests(settings) else "tests nothing"
+        self._path, self._key = path, f"{sha256.hex()} {settings.threads} {tests} {ort.__version__}"
         try:
-            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Needed])
         except (OSError, msgspec.MsgspecError):
             self._known = {}
 
-    def or_else(self, way: str, measure: Measure) -> int | None:
-        """Bytes as they were measured, or are now, and remembered; None where they are more than may be tried."""
+    def or_else(self, way: str, measure: Measure) -> Needed:
+        """Bytes as they were measured, or are now; remembered where all of it could be tried."""
         name = f"{self._key} {way}"
         if name in self._known:
             return self._known[name]
         needed = measure(way)
-        if needed is not None:
+        if needed.all is not None:
             self._known[name] = needed
             with contextlib.suppress(OSError):  # a disk that refuses has it measured again
                 self._path.parent.mkdir(parents=True, exist_ok=True)

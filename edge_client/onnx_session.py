@@ -31,9 +31,13 @@ from numpy.typing import NDArray
 from contract.errors import BundleError
 from contract.runtime import ORT_ERRORS, ort
 
-__all__ = ["CPU", "SPIN_US", "Provider", "Running", "open_session", "providers_built_in"]
+__all__ = ["CPU", "SPIN_US", "Provider", "Running", "open_session", "providers_built_in", "warm_up"]
 
 SPIN_US = 20  # in which a thread looks for work before it sleeps; 0: none
+_SMALLEST = (  # y = |x|, (1,) each: ModelProto of IR 10 and opset 20
+    b"\x08\x0a\x3a\x32\x0a\x0b\x0a\x01x\x12\x01y\x22\x03Abs\x12\x01gZ\x0f\x0a\x01x\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01"
+    b"b\x0f\x0a\x01y\x12\x0a\x0a\x08\x08\x01\x12\x04\x0a\x02\x08\x01B\x02\x10\x14"
+)
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"
 _NAMES = {
@@ -132,6 +136,15 @@ def open_session(
     if provider.name == "cpu" or provider.on_failure is None:
         return opened(provider), values
     return _FallingBack(lambda on: opened(on), provider, name), values
+
+
+def warm_up() -> None:
+    """Make the smallest session and drop it.
+
+    What ONNX Runtime makes once for all sessions, 1 MB in thousands of pieces, then lies together. Made with a large
+    session it lies between that one's pieces, and the pages around it cannot be given back (docs/decisions/169).
+    """
+    open_session(_SMALLEST, "the smallest graph")
 
 
 def _options(threads: int, training: bool) -> ort.SessionOptions:

@@ -35,8 +35,10 @@ from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
+from edge_client.laid_aside import laid_aside
 from edge_client.ledger import Ledger
 from edge_client.memory_limit import fitting_forms, trains_in_parts
+from edge_client.onnx_session import warm_up
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -96,10 +98,10 @@ class Service:
                 raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
-                seated = settle(settings, file, keys, log, budget=policy.is_private)
+                seats = [settle(settings, file, keys, log, budget=policy.is_private)]  # popped: see `_light`
                 watch = ProbationWatch(file, log)
                 try:
-                    summary, is_over = self._run_with(seated, identity, file, policy, log, on_summary)
+                    summary, is_over = self._run_with(seats.pop(), identity, file, policy, log, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -122,6 +124,8 @@ class Service:
         found = own.read()
         data, test = found.data, found.test
         with seated.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
+            seated = _light(seated)
+            bundle = seated.bundle
             own_method = method(m.method)
             releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
             releases.begin(journal)
@@ -190,6 +194,7 @@ class Service:
                 manager=self._manager,
             )
             on_summary(client.summary(), False)
+            warm_up()
             process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True
@@ -224,6 +229,15 @@ class Service:
         """Look at the photos now instead of within ten minutes, from any thread, and from a signal handler."""
         if self._client is not None:
             self._client.look()
+
+
+def _light(seated: Seated) -> Seated:
+    """The same, with its bundle's weights out of this process's memory while nobody reads them.
+
+    Nobody else may hold the former ones.
+    """
+    weights = laid_aside(seated.bundle.params, seated.directory)
+    return replace(seated, bundle=replace(seated.bundle, params=weights))
 
 
 def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:

@@ -176,6 +176,8 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
     console.print(table)
+    if manifest.parts_note:
+        console.print(f"[yellow]note[/yellow]: {manifest.parts_note}; --norm group has none of it")
 
 
 def _step_in_words(manifest: Manifest) -> str:

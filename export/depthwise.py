@@ -12,7 +12,9 @@ since the narrower factor is the cheaper one to turn.
 The runs of a wide plane. An output row sees a run of image rows that starts `stride` rows below its neighbour's, so
 runs overlap. Every q-th run does not, for q·stride = G at least the window's height; those lie end to end in memory,
 and cutting them out is one block copy. So a plane is cut q times, once per phase, instead of once per kernel row and
-then joined. Activations are channel-major, (C, B, H, W). docs/decisions/011 has the timings.
+then joined. The weight gradient cuts them again: kept from the forward pass to the backward pass, they would be q
+copies of each layer's input (docs/decisions/168). Activations are channel-major, (C, B, H, W). docs/decisions/011 has
+the timings.
 """
 
 from __future__ import annotations
@@ -52,12 +54,10 @@ def input_gradient(graph: Graph, grad: str, kernel: str, batch: int, channels: i
     runs, (height, width), step = _Runs.of(window), window.plane, window.stride[0]
     padded = []
     for phase, part in enumerate(runs.split(graph, grad, batch, channels, window)):
-        rows = graph.reshape(graph.op("MatMul", part, bands), (channels, batch, runs.count * runs.rows, width))
-        before, after = phase * step, runs.reach - phase * step - runs.count * runs.rows
-        padded.append(graph.op("Pad", rows, graph.ints([0, 0, before, 0, 0, 0, after, 0])))
-    total = graph.op("Sum", *padded) if len(padded) > 1 else padded[0]
-    top = window.padding[0]
-    return total if (top, height) == (0, runs.reach) else graph.slice(total, [2], [top], [top + height])
+        length = runs.count * runs.rows
+        rows = graph.reshape(graph.op("MatMul", part, bands), (channels, batch, length, width))
+        padded.append(_moved(graph, rows, length, phase * step - window.padding[0], height))
+    return graph.op("Sum", *padded) if len(padded) > 1 else padded[0]
 
 
 def weight_gradient(graph: Graph, grad: str, x: str, batch: int, channels: int, window: Window) -> str:
@@ -68,7 +68,7 @@ def weight_gradient(graph: Graph, grad: str, x: str, batch: int, channels: int, 
     else:
         runs = _Runs.of(window)
         lefts = runs.split(graph, grad, batch, channels, window)
-        rights = runs.cut(graph, x, batch, channels, window)
+        rights = runs.cut(graph, x, batch, channels, window, again=True)
     parts = [
         graph.op("MatMul", graph.transpose(left, (0, 2, 1)), right) for left, right in zip(lefts, rights, strict=True)
     ]
@@ -86,31 +86,30 @@ class _Runs:
         phases: q, how many sets of runs that do not overlap.
         rows: G, image rows in a run.
         count: runs per image in each phase.
-        reach: rows of the padded image that all runs together cover.
     """
 
     phases: int
     rows: int
     count: int
-    reach: int
 
     @classmethod
     def of(cls, window: Window) -> _Runs:
         height, stride = window.offset(window.kernel[0] - 1, 0) + 1, window.stride[0]
         phases = -(-height // stride)
         rows, count = phases * stride, -(-window.places[0] // phases)
-        reach = max((phases - 1) * stride + count * rows, window.padding[0] + window.plane[0])
-        return cls(phases, rows, count, reach)
+        return cls(phases, rows, count)
 
-    def cut(self, graph: Graph, x: str, batch: int, channels: int, window: Window) -> list[str]:
-        """x (C, B, H, W) → each phase's runs (C, B·count, G·W)."""
-        top, width = window.padding[0], window.plane[1]
-        bottom = self.reach - window.plane[0] - top
-        padded = graph.op("Pad", x, graph.ints([0, 0, top, 0, 0, 0, bottom, 0]))
+    def cut(self, graph: Graph, x: str, batch: int, channels: int, window: Window, *, again: bool = False) -> list[str]:
+        """x (C, B, H, W) → each phase's runs (C, B·count, G·W).
+
+        Args:
+            again: as nodes of their own, so that what the forward pass has cut is not kept for the backward pass.
+        """
+        height, width = window.plane
         shape = (channels, batch * self.count, self.rows * width)
-        starts = [phase * window.stride[0] for phase in range(self.phases)]
+        starts = [window.padding[0] - phase * window.stride[0] for phase in range(self.phases)]
         length = self.count * self.rows
-        return [graph.reshape(graph.slice(padded, [2], [s], [s + length]), shape) for s in starts]
+        return [graph.reshape(_moved(graph, x, height, s, length, again=again), shape) for s in starts]
 
     def split(self, graph: Graph, grad: str, batch: int, channels: int, window: Window) -> list[str]:
         """grad (C, B, OH, OW) → each phase's output rows (C, B·count, OW)."""
@@ -121,6 +120,20 @@ class _Runs:
         if self.phases == 1:
             return [apart]
         return list(graph.ops("Split", apart, graph.ints([ow] * self.phases), outputs=self.phases, axis=2))
+
+
+def _moved(graph: Graph, planes: str, height: int, start: int, length: int, *, again: bool = False) -> str:
+    """Planes of `height` rows as planes of `length` rows, row 0 becoming row `start`: what is outside is cut off, what
+    is missing is zero. One pass, where Pad and Slice are two.
+
+    Args:
+        again: as a node that differs from the one without it by saying that the filling is zero.
+    """
+    end = length - start - height
+    if start == end == 0:
+        return planes
+    filling = [graph.scalar(0.0)] if again else []
+    return graph.op("Pad", planes, graph.ints([0, 0, start, 0, 0, 0, end, 0]), *filling)
 
 
 def _is_small(window: Window) -> bool:

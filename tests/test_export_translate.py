@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from contract.errors import ExportError
+from contract.runtime import ort
 from export.graph import Graph
 from export.trace import record, to_onnx
 from export.windows import Window, fold, tap_matrix, taps
@@ -120,6 +121,26 @@ def test_any_convolution(data: st.DataObject):
 def test_weight_gradient_in_chunks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("export.translate_conv._CHUNK_ELEMENTS", 1)
     _check(lambda x, w: F.conv2d(x, w, None, 2, 1), [_normal(2, 3, 20, 20), _normal(4, 3, 5, 3, seed=1)])
+
+
+def test_what_a_depthwise_convolution_cuts_is_not_kept_for_its_gradient(tmp_path):
+    """Each cut of the input, in what ONNX Runtime makes of the graph, is for one product: a copy of the input that two
+    passes read stays for all that is between them."""
+    both = _with_gradients(lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 4), 2)
+    inputs, graph, options = (_normal(2, 4, 12, 20), _normal(4, 1, 3, 3)), Graph("test"), ort.SessionOptions()
+    names = [graph.input(name, t.dtype, t.shape) for name, t in zip("xw", inputs, strict=True)]
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    ort.InferenceSession(to_onnx(record(both, inputs), graph, names, ["y", "gx", "gw"]), options)
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    origin = {node.output[0]: node.input[0] for node in nodes if node.op_type in ("Reshape", "Transpose")}
+    cuts = {node.output[0] for node in nodes if node.op_type in ("Pad", "Slice")}
+    read = [name if name in cuts else origin.get(name) for n in nodes if "MatMul" in n.op_type for name in n.input]
+    found = [name for name in read if name in cuts]
+    assert len(found) == 4, (
+        "two of three phases, forward and for the kernel's gradient; the third is the input as it is"
+    )
+    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from commands import one_error_line, run, run_process
@@ -156,6 +157,18 @@ def test_text_in_a_bundle_cannot_style_or_move_the_terminal(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "[/bold][link=x]" in done.stdout
+
+
+def test_a_bundle_for_parts_of_a_batch_says_so_and_what_batch_normalisation_makes_of_it(tmp_path):
+    parts = small_parts()
+    whole = msgspec.structs.replace(parts["manifest"], micro_batch=1)
+    write_bundle(tmp_path / "parts.bundle", **{**parts, "manifest": whole}, micro=(parts["train_step"],) * 2)
+    text = " ".join(run("inspect", str(tmp_path / "parts.bundle")).stdout.split())
+    assert f"B = {whole.batch}, or 1 at a time" in text
+    assert "another step than that of a whole batch" in text
+    assert facts(tmp_path / "parts.bundle")["micro_batch"] == 1
+    unmoved = msgspec.structs.replace(whole, state=tuple(t for t in whole.state if t.role != "buffer"))
+    assert [each.parts_note for each in (parts["manifest"], unmoved)] == ["", ""]
 
 
 def test_inspecting_needs_neither_torch_nor_onnx(bundle):

@@ -120,6 +120,8 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "mean": list(m.mean),
         "std": list(m.std),
         "batch": m.batch,
+        "micro_batch": m.micro_batch,
+        "parts_note": m.parts_note,
         "opset": m.opset,
         "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "trunk", "optimizer")},
         "cut": [{"name": each.name, "shape": list(each.shape)} for each in m.cut],
@@ -127,6 +129,10 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "uplink_bytes_per_round": uplink_bytes(m),
         "uplink_without_training": [rung.as_json() for rung in rungs(m)],
     }
+
+
+def _batch_in_words(facts: dict[str, Any]) -> str:
+    return f"B = {facts['batch']}" + (f", or {facts['micro_batch']} at a time" if facts["micro_batch"] else "")
 
 
 def _hyper(m: Manifest, name: str) -> dict[str, Any]:
@@ -224,7 +230,8 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
             f"and std {facts['std']}",
             "features": f"D = {facts['features']}",
             "labels": f"C = {len(facts['labels'])}: {_some(facts['labels'])}",
-            "training batch" if trains else "batch": f"B = {facts['batch']}, ONNX opset {facts['opset']}",
+            "training batch" if trains else "batch": f"{_batch_in_words(facts)}, ONNX opset {facts['opset']}",
+            **({"note": facts["parts_note"]} if facts["parts_note"] else {}),
             **({"trained": _cut_in_words(facts["cut"])} if facts["cut"] else {}),
             "parameters": _parameters_in_words(facts["parameters"], trains),
         },
