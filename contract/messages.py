@@ -565,7 +565,8 @@ class Status:
         versions: of the software, by package.
         metrics: measured figures by name, units in the name.
         issued: of a birth that is signed, higher than in any that the same key signed before, so that an old one that
-            is sent again is known; 0 elsewhere.
+            is sent again is known; of an aggregator's last will, which of the process's connections it is of; 0
+            elsewhere.
     """
 
     online: bool
