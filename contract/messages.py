@@ -173,6 +173,7 @@ class Announcement:
         helper: whose helper opens the round's sum, where it is blinded; None in open rounds.
         epoch: which one this leader is, of the processes that have led this run: a lower one is of a leader that has
             been followed by another; 0 where one process alone can have the store.
+        max_samples: for gateways, the most samples that one device may say it has; 0 where that is not told.
     """
 
     run: bytes
@@ -195,6 +196,7 @@ class Announcement:
     issued: int = 0
     helper: HelperTerms | None = None
     epoch: int = 0
+    max_samples: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -221,6 +223,7 @@ class Announcement:
         _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
         _require(0 <= self.epoch <= MAX_ROUND, "epoch", f"0 to {MAX_ROUND}", self.epoch)
+        _require(0 <= self.max_samples <= MAX_ROUND, "max_samples", f"0 to {MAX_ROUND}", self.max_samples)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
 from aggregator.events import LinkUp, RoundClosed
 from aggregator.orders import give
+from aggregator.rounds import Closed, Opened
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
@@ -235,6 +236,40 @@ def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> N
             leader.open_round(1, "fedproto", 0, 0.0)
         trying.join(10)
         assert done == []  # and it was decided before that round
+
+
+def test_what_a_round_is_closed_with_is_settled_in_one_piece(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who commits while the leader records that the round takes no more waits, and was too late then."""
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert isinstance(core.advance(0.0, 0.0), Opened)
+        member.based_on, told = member.changes(), list[object]()
+        member.commit([_accepted("a", encode(contribution(wide(), run=leader.run), "f64"))], {})
+        core.learn()
+
+        def late() -> None:
+            try:
+                told.append(member.commit([_accepted("b")], {}))
+            except StaleError:
+                told.append("too late")
+
+        trying, begin = threading.Thread(target=late), leader.begin_close
+
+        def begin_close(number: int) -> None:
+            trying.start()
+            trying.join(0.3)
+            assert told == []
+            begin(number)
+
+        monkeypatch.setattr(leader, "begin_close", begin_close)
+        core.rounds.steer("close-round")
+        wait(lambda: isinstance(core.advance(1.0, 1.0), Closed))
+        trying.join(10)
+        assert (told, leader.taken(1, "fedproto")[0]) == (["too late"], ["a"])
 
 
 def test_a_leader_that_was_followed_writes_nothing(place: str) -> None:
