@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
+from aggregator_samples import BUNDLE, bundle_file, contribution, extractor, manifest, means
 from aggregator_server_samples import wait
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
@@ -38,6 +38,7 @@ from contract.link import Address
 from contract.messages import Contribution, Status
 from contract.methods import method
 from contract.rules import merge
+from contract.sphere import unit_rows
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 
@@ -359,6 +360,47 @@ def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch
         assert threads() == {"threads": {2}}  # a program that goes on
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert told_by_leader() == {"threads": {2}}
+
+
+@pytest.mark.parametrize("name", ["ncm", "fedcof"])
+def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, name: str) -> None:
+    """What devices send comes to one of three processes each, in any order, and to one aggregator alone."""
+    rng, settings = np.random.default_rng(5), settle(rounds=2, method=name, calibrate=False, min_clients=6)
+    kind, devices = method(name).statistic, [f"d{index}" for index in range(6)]
+    with (
+        DurableStore(tmp_path / "s", BUNDLE, FLEET) as file,
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as second,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as third,
+    ):
+        one = Coordinator(file, manifest(), BUNDLE, settings, now=0.0)
+        several = Coordinator(leader, manifest(), BUNDLE, settings, now=0.0)
+        for core in (one, several):
+            for device in devices:
+                core.status(device, encode(Status(True, device.encode().ljust(8), 1)), 0.0)
+            assert isinstance(core.advance(0.0, 0.0), Opened)
+        for round in (1, 2):
+            crew = [Sharing(several, leader)]
+            for store in (second, third):
+                store.based_on = store.changes()
+                crew.append(Sharing(Coordinator(store, manifest(), BUNDLE, settings, now=0.0), store))
+            for number, at in enumerate(rng.permutation(6)):
+                z, y = unit_rows(rng.normal(size=(40, 4))), rng.integers(0, 3, 40)
+                made, key = kind.of(z, y, 3), {"round": round, "method": name, "extractor": extractor(name)}  # type: ignore[attr-defined]
+                for core, take in (
+                    (one, one.take),
+                    (several, (crew[0].take_as_leader, *(c.take for c in crew[1:]))[number % 3]),
+                ):
+                    payload = encode(contribution(made, run=core.run, **key), "f32")  # type: ignore[arg-type]
+                    assert [d.outcome for d in take([(devices[at], payload)], 1.0)] == ["committed"]
+            crew[0].learn(float(round))
+            for core in (one, several):
+                wait(lambda core=core, now=float(round): isinstance(core.advance(now, 1.0), Closed))
+                core.advance(float(round), 1.0)
+            assert several.state.version == one.state.version == round
+            for sort, rows in one.state.rows.items():
+                assert several.state.rows[sort].rows.tobytes() == rows.rows.tobytes()
+                np.testing.assert_array_equal(several.state.rows[sort].classes, rows.classes)
 
 
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
