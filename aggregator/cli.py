@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
+from aggregator.common_options import Enrolled, LimitBytes, MaxSamples, MetricsAt, Quiet, Verbose
 from aggregator.console import Progress
 from aggregator.database import PLACE, place_of
 from aggregator.metrics_server import LOOPBACK, parse_metrics
@@ -24,7 +25,7 @@ from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
 from contract.methods import METHOD_HELP
 from contract.rules import RULES
-from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from contract.verbosity import VERBOSE_HELP, check_loudness
 
 __all__ = ["aggregate_command", "broker_command", "until_stopped"]
 
@@ -93,9 +94,7 @@ def aggregate_command(
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     min_samples: Annotated[int, typer.Option(help="Classes with fewer examples are withheld, or refused.")] = 1,
-    max_samples: Annotated[
-        int, typer.Option(help="Refuse a device that says it has more samples than this.")
-    ] = MAX_SAMPLES,
+    max_samples: MaxSamples = MAX_SAMPLES,
     max_share: Annotated[
         float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.01 to 1.")
     ] = 0.5,
@@ -122,7 +121,7 @@ def aggregate_command(
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, int32, f32, f16 or int8.")] = "f32",
     sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, int32, f32 or f16.")] = "f64",
-    limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
+    limit_bytes: LimitBytes = 65_536,
     patience: Annotated[
         float | None,
         typer.Option(
@@ -157,10 +156,7 @@ def aggregate_command(
         str | None,
         typer.Option(metavar="KEY", help="Ed25519 private key file that signs all that is published: client --trust."),
     ] = None,
-    enrolled: Annotated[
-        bool,
-        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
-    ] = False,
+    enrolled: Enrolled = False,
     worker: Annotated[
         bool,
         typer.Option(
@@ -175,19 +171,10 @@ def aggregate_command(
     new_run: Annotated[
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Serve metrics for Prometheus; PORT alone: to this machine.  [default: none]",
-        ),
-    ] = None,
+    metrics: MetricsAt = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
-    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge. With --every or --when-new, until it is stopped."""
     check_loudness(quiet, verbose)
@@ -240,7 +227,7 @@ def aggregate_command(
 
 def broker_command(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 for a free one.")] = "127.0.0.1:1883",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    quiet: Quiet = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("the broker's process and limits"))
     ] = False,

@@ -172,6 +172,7 @@ class Coordinator(Core):
             offer=self.rollouts.offer,
             withheld=self._withheld,
             epoch=self._store.epoch,
+            max_samples=settings.samples_told,
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:

@@ -121,7 +121,7 @@ class Server:
                 *(topics.status(fleet), self._round_topic, topics.global_all(fleet)),
                 *([] if blinded is None else [topics.helper_answer(fleet)]),
             ],
-            will=(self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.death))),
+            will=self._will(),
             receive_maximum=RECEIVE_MAXIMUM,
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
@@ -305,6 +305,10 @@ class Server:
             device, instance = self._ask.popleft()
             self._asked[device] = self._say(topics.status(self._fleet, device), Status(False, instance, 0))
 
+    def _will(self) -> tuple[str, bytes]:
+        """What the broker is to say when it loses us on the next connection."""
+        return self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.will()))
+
     # ── the seat ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_seat(self) -> None:
@@ -381,6 +385,7 @@ class Server:
             )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
         self._seat.connected(time.monotonic())
+        self._link.will = self._will()
         if self._helper is not None:
             self._helper.connected()
 

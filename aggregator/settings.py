@@ -10,7 +10,7 @@ from aggregator.rounds import Policy
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
-from contract.messages import Encoding
+from contract.messages import MAX_ROUND, Encoding
 from contract.methods import METHODS, Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule
@@ -69,6 +69,11 @@ class Settings:
     gateways: tuple[str, ...] = ()
     helper: HelperPublic | None = None
     least: int = 0
+
+    @property
+    def samples_told(self) -> int:
+        """`max_samples` as it is announced: to gateways, which hold their devices to it; 0 where there are none."""
+        return min(self.max_samples, MAX_ROUND) if self.gateways else 0
 
 
 def own_method(manifest: Manifest, settings: Settings) -> str:

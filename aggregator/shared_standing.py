@@ -109,7 +109,6 @@ class SharedStanding(StandingCoordinator):
     def decide_again(self) -> None:
         """What was decided was not committed: nothing of it holds."""
         self._ingest.forget_accepted()
-        self._known.clear()
 
     def has_taken(self, device: str, generation: int) -> bool:
         """Whether as new a generation of a device is committed, by whomever."""

@@ -16,12 +16,15 @@ a higher (boot, instance): the other has taken over, or took the seat while we w
 other never both stay, whatever the order in which they started, and one of them always does.
 
 Two with one certificate do not hear each other where the broker has one session for each: they throw each other out
-(`contract/eviction.py`). Then, too, the newcomer ends, unless it is to take over: it is more patient then.
+(`contract/eviction.py`). Then, too, the newcomer ends, unless it is to take over: it is more patient then. Each
+connection has a last will of its own, so a death that is heard once more is of nobody who has come back since: a broker
+that died without keeping what was retained last shows the death of a process before us on every return.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Literal
 
 from contract.errors import LinkError, StoreError
@@ -58,6 +61,8 @@ class Seat:
         self._eviction = Eviction(newcomer=4) if take_over else Eviction()
         self._until = 0.0
         self._other: Status | None = None  # who stands on the topic, when it is not us
+        self._wills = 0
+        self._death: Status | None = None  # of another, that was heard last
         self._answered = False
         self._speak_at: float | None = None  # when to say again that we are here
         self._spoke_at = float("-inf")
@@ -79,8 +84,13 @@ class Seat:
 
     @property
     def death(self) -> Status:
-        """That we are not: the last will, and what a clean end says."""
+        """That we are not, as a clean end says it."""
         return Status(False, self.instance, self._boot)
+
+    def will(self) -> Status:
+        """The same as the last will of one more connection."""
+        self._wills += 1
+        return replace(self.death, issued=self._wills)
 
     def connected(self, now: float) -> None:
         """A connection is up: listen, also when we held the seat before."""
@@ -97,7 +107,7 @@ class Seat:
         Raises:
             LinkError: another aggregator has the seat now.
         """
-        self._eviction.heard(strangers_death=status.instance != self.instance and not status.online)
+        self._eviction.heard(strangers_death=self._is_new_death(status))
         if self._eviction.is_sure:
             raise self._ousted(status)
         if self._eviction.is_suspected and self._phase == "listening":
@@ -155,6 +165,13 @@ class Seat:
     def _lost_to(self, other: Status) -> bool:
         """Whether it took the seat while we were cut off."""
         return self._was_seated and self._outranks(other)
+
+    def _is_new_death(self, status: Status) -> bool:
+        """Whether another process has died since we last heard of a death."""
+        if status.online or status.instance == self.instance:
+            return False
+        before, self._death = self._death, status
+        return status != before
 
     def _is_stranger(self, other: Status) -> bool:
         """Whether it may be alive: not an earlier process on our own store, which is locked, and not one below us."""

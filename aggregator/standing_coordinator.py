@@ -181,6 +181,7 @@ class StandingCoordinator(Core):
             offer=self.rollouts.offer,
             withheld=self._withheld,
             epoch=self._store.epoch,
+            max_samples=self._settings.samples_told,
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:

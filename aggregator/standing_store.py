@@ -183,6 +183,14 @@ class StandingTables:
                 [(round, outcome, messages) for (round, outcome), messages in tally.items()],
             )
 
+    def left_out(self, devices: Iterable[str]) -> None:
+        """Of these devices nothing stands any more; they may send again."""
+        with self._transaction() as db:
+            db.executemany(
+                "UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?",
+                [(device,) for device in devices],
+            )
+
     def solved(self, parts: Sequence[tuple[int, int, bytes]], digest: str) -> None:
         """A global state was made of what stands; older versions go.
 

@@ -20,9 +20,7 @@ kill all are left alone until the sums above are of all photos that there are.
     unequal   rounds in which what the gateway sent is not, as integers, the sum of what its site's store holds
     hung      how often no round closed within three minutes
 
-    ended     parts that had ended by themselves, with a line that is printed, and were started again: an aggregator
-              takes a broker that dies twice within ten seconds, and comes back without what was retained last, for
-              another aggregator with its certificate (`contract/eviction.py`)
+    ended     parts that had ended by themselves, with a line that is printed, and were started again
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ that is connected. Both come back, and throw out each other; the broker need not
 On the status topic that both read, neither ever hears the other's birth: what stands there on each return is the last
 will that this very return made the broker publish. So a stranger's death that is the first thing heard, on several
 connections in a row that soon followed each other, says that somebody else is there. They take turns, so that both
-count alike; the one that had been there for a while is the more patient, and the newcomer ends.
+count alike; the one that had been there for a while is the more patient, and the newcomer ends. Its owner tells a new
+death from one that a broker has kept (`aggregator/sole_aggregator.py`, `edge_client/presence.py`).
 """
 
 from __future__ import annotations

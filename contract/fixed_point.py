@@ -82,11 +82,15 @@ class FixedPoint:
         Raises:
             StatisticError: one is beyond `LARGEST_INTEGER`.
         """
-        bound = LARGEST_INTEGER >> _WORD_BITS
-        if len(self) and not -bound <= int(self.high.min()) <= int(self.high.max()) < bound:
+        if self.beyond().any():
             limit = f"numbers up to {LARGEST_INTEGER * 2.0**-FRACTION_BITS:,.0f}"
             raise StatisticError("exact sums in 64 bits", expected=limit, got="larger ones")
         return (self.high << _WORD_BITS) + self.low
+
+    def beyond(self) -> NDArray[np.bool_]:
+        """(N,) which of them no 64-bit integer can hold: those beyond `LARGEST_INTEGER`."""
+        bound = LARGEST_INTEGER >> _WORD_BITS
+        return (self.high < -bound) | (self.high >= bound)
 
     def __len__(self) -> int:
         return len(self.high)

@@ -66,7 +66,8 @@ class Link:
         address: where the broker is.
         client_id: unique at the broker; a second client of that id takes over and ends this link with `Failed`.
         subscriptions: topic filters, at QoS 1; there may be none. What is retained there comes after every `Connected`.
-        will: topic and payload that the broker publishes, retained, when we vanish.
+        will: topic and payload that the broker publishes, retained, when we vanish; its owner may set another one for
+            the next connection.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
         largest_bytes: the largest payload that is of any use here: the broker is told to drop larger ones, since one
@@ -90,7 +91,8 @@ class Link:
         content_type: str = CONTENT_TYPE,
     ) -> None:
         self._address, self._client_id = address, client_id
-        self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
+        self.will = will  # of the next connection
+        self._keepalive_s, self._receive_maximum = keepalive_s, receive_maximum
         self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
         topics = tuple(subscriptions)
@@ -269,7 +271,7 @@ class Link:
                 self._lock,
                 self._address,
                 self._client_id,
-                will=self._will,
+                will=self.will,
                 keepalive_s=self._keepalive_s,
                 receive_maximum=self._receive_maximum,
                 packet_bytes=self._packet_bytes,

@@ -177,6 +177,7 @@ class Announcement:
         helper: whose helper opens the round's sum, where it is blinded; None in open rounds.
         epoch: which one this leader is, of the processes that have led this run: a lower one is of a leader that has
             been followed by another; 0 where one process alone can have the store.
+        max_samples: for gateways, the most samples that one device may say it has; 0 where that is not told.
     """
 
     run: bytes
@@ -199,6 +200,7 @@ class Announcement:
     issued: int = 0
     helper: HelperTerms | None = None
     epoch: int = 0
+    max_samples: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -225,6 +227,7 @@ class Announcement:
         _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
         _require(0 <= self.epoch <= MAX_ROUND, "epoch", f"0 to {MAX_ROUND}", self.epoch)
+        _require(0 <= self.max_samples <= MAX_ROUND, "max_samples", f"0 to {MAX_ROUND}", self.max_samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,7 +601,8 @@ class Status:
         versions: of the software, by package.
         metrics: measured figures by name, units in the name.
         issued: of a birth that is signed, higher than in any that the same key signed before, so that an old one that
-            is sent again is known; 0 elsewhere.
+            is sent again is known; of an aggregator's last will, which of the process's connections it is of; 0
+            elsewhere.
     """
 
     online: bool

@@ -110,6 +110,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({19: m.issued} if m.issued else {}),
         **({20: _encode_helper_terms(m.helper)} if m.helper else {}),
         **({21: m.epoch} if m.epoch else {}),
+        **({22: m.max_samples} if m.max_samples else {}),
     }
 
 
@@ -517,6 +518,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         issued=f.integer(19) if f.has(19) else 0,
         helper=_decode_helper_terms(f.inner(20)) if f.has(20) else None,
         epoch=f.integer(21) if f.has(21) else 0,
+        max_samples=f.integer(22) if f.has(22) else 0,
     )
 
 

@@ -119,6 +119,7 @@ announcements = st.builds(
     helper=st.none()
     | st.builds(HelperTerms, st.binary(min_size=32, max_size=32), st.integers(2, 2**32 - 1), st.integers(1, 62)),
     epoch=st.integers(0, 2**32 - 1),
+    max_samples=st.integers(0, 2**32 - 1),
 )
 receipts = st.builds(
     Receipt,
@@ -258,6 +259,7 @@ def readable_messages() -> dict[str, Message]:
             run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
         ),
         "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
+        "announcement-max-samples": Announcement(run, 7, "open", "fedproto", bundle, max_samples=1_000_000),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,

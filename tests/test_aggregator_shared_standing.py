@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ from aggregator.ingest import Decision
 from aggregator.orders import give
 from aggregator.service import settle
 from aggregator.shared_standing import SharedStanding
+from aggregator.shared_standing_store import _add_taken
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.standing import ExactSum
@@ -219,6 +221,34 @@ def test_rows_of_a_forgotten_class_that_several_took_out_are_all_known(place: st
     leader.advance(100.0)
     assert leader.store.standing.classes_taken() == {"": {"a": 1, "b": 1}}
     leader.expect_total_of_the_store()
+
+
+def test_rows_that_two_take_out_at_once_are_both_known(place: str, crew: list[Process]) -> None:
+    """Who comes second waits for what the first has written, and adds to it."""
+    leader, member, other = crew
+    give(place, "forget class", "", "me", detail="class-1")
+    leader.advance(0.0)
+    tables, based_on = other.store.standing_beside, other.store.changes()
+    second = threading.Thread(target=lambda: tables.put([], Counter(), 0.0, {"class-1": {"b": 1}}, based_on))
+    with member.store._members.beside_others(None) as db:
+        _add_taken(db, {"class-1": {"a": 1}})
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+    second.join(10)
+    assert leader.store.standing.classes_taken() == {"class-1": {"a": 1, "b": 1}}
+
+
+def test_what_a_forgotten_class_has_changed_is_answered_as_by_one(place: str, crew: list[Process]) -> None:
+    """What is held is other bytes under the same generation: who took it, and knew its digest, looks again."""
+    leader, member, _ = crew
+    sent = message(leader.core, "a", 1, 1)
+    for process in (leader, member):
+        assert process.take(sent)[0].outcome in ("committed", "duplicate")
+    give(place, "forget class", "", "me", detail="class-1")
+    leader.advance(0.0)
+    for process in (leader, member):
+        assert [d.outcome for d in process.take(sent)] == ["late"]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 0, 1), (1, 1, 0, 0)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
+from aggregator_samples import BUNDLE, bundle_file, contribution, extractor, manifest, means
 from aggregator_server_samples import wait
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
@@ -26,6 +26,7 @@ from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
 from aggregator.events import LinkUp, RoundClosed
 from aggregator.orders import give
+from aggregator.rounds import Closed, Opened
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
@@ -37,15 +38,27 @@ from contract.link import Address
 from contract.messages import Contribution, Status
 from contract.methods import method
 from contract.rules import merge
+from contract.sphere import unit_rows
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 
 FLEET, LIMIT_BYTES = "test", 1_800
+Pair = tuple[SharedStore, SharedStore]
 
 
 @pytest.fixture
 def place() -> str:
     return need_postgres().new_place()
+
+
+@pytest.fixture
+def pair(place: str) -> Iterator[Pair]:
+    """Who leads, and another."""
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        yield leader, member
 
 
 @pytest.fixture(params=["embedded", "mosquitto"])
@@ -144,44 +157,38 @@ def _accepted(device: str, payload: bytes = b"payload") -> Accepted:
     return Accepted(1, "fedproto", device, payload, len(payload))
 
 
-def test_two_commit_the_same_and_it_counts_once(place: str) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        leader.open_round(1, "fedproto", 0, 0.0)
-        leader.based_on, member.based_on = leader.changes(), member.changes()
-        assert leader.commit([_accepted("b"), _accepted("a")], {(1, "late"): 1}, [(1, "z")]) == set()
-        assert member.commit([_accepted("c"), _accepted("a", b"again")], {(1, "late"): 2}, [(1, "z")]) == {
-            (1, "fedproto", "a")
-        }
-        assert list(leader.contributions(1, "fedproto")) == [b"payload"] * 3
-        assert sorted(member.taken(1, "fedproto")[0]) == ["a", "b", "c"]
-        assert (leader.tallies(), leader.refusals(1)) == ({(1, "late"): 3}, ["z"])
+def test_two_commit_the_same_and_it_counts_once(pair: Pair) -> None:
+    leader, member = pair
+    leader.open_round(1, "fedproto", 0, 0.0)
+    leader.based_on, member.based_on = leader.changes(), member.changes()
+    assert leader.commit([_accepted("b"), _accepted("a")], {(1, "late"): 1}, [(1, "z")]) == set()
+    assert member.commit([_accepted("c"), _accepted("a", b"again")], {(1, "late"): 2}, [(1, "z")]) == {
+        (1, "fedproto", "a")
+    }
+    assert list(leader.contributions(1, "fedproto")) == [b"payload"] * 3
+    assert sorted(member.taken(1, "fedproto")[0]) == ["a", "b", "c"]
+    assert (leader.tallies(), leader.refusals(1)) == ({(1, "late"): 3}, ["z"])
 
 
-def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        changing = [
-            lambda: leader.open_round(1, "fedproto", 0, 0.0),
-            lambda: leader.standing.refuse("a", 1.0, "it was removed"),
-            lambda: leader.standing.admit("a"),
-            lambda: leader.enrolment.enrol("a", bytes(32), 1.0),
-            lambda: leader.enrolment.revoke("a", 1.0),
-            lambda: leader.begin_new_run(),
-            lambda: leader.close_round(1, 1.0, 0, leader.state()),
-        ]
-        for change in changing:
-            member.based_on = member.changes()
-            change()
-            with pytest.raises(StaleError):
-                member.commit([_accepted("a")], {})
-        assert not leader.holds(1, "fedproto", "a")
+def test_what_was_decided_on_what_is_no_longer_so_is_not_written(pair: Pair) -> None:
+    leader, member = pair
+    changing = [
+        lambda: leader.open_round(1, "fedproto", 0, 0.0),
+        lambda: leader.standing.refuse("a", 1.0, "it was removed"),
+        lambda: leader.standing.admit("a"),
+        lambda: leader.enrolment.enrol("a", bytes(32), 1.0),
+        lambda: leader.enrolment.revoke("a", 1.0),
+        lambda: leader.begin_new_run(),
+        lambda: leader.close_round(1, 1.0, 0, leader.state()),
+    ]
+    for change in changing:
         member.based_on = member.changes()
-        assert member.commit([_accepted("a")], {}) == set()
+        change()
+        with pytest.raises(StaleError):
+            member.commit([_accepted("a")], {})
+    assert not leader.holds(1, "fedproto", "a")
+    member.based_on = member.changes()
+    assert member.commit([_accepted("a")], {}) == set()
 
 
 def test_workers_do_not_wait_for_each_other(place: str) -> None:
@@ -235,6 +242,37 @@ def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> N
             leader.open_round(1, "fedproto", 0, 0.0)
         trying.join(10)
         assert done == []  # and it was decided before that round
+
+
+def test_what_a_round_is_closed_with_is_settled_in_one_piece(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who commits while the leader records that the round takes no more waits, and was too late then."""
+    leader, member = pair
+    core = _core(leader)
+    core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+    assert isinstance(core.advance(0.0, 0.0), Opened)
+    member.based_on, told = member.changes(), list[object]()
+    member.commit([_accepted("a", encode(contribution(wide(), run=leader.run), "f64"))], {})
+    core.learn()
+
+    def late() -> None:
+        try:
+            told.append(member.commit([_accepted("b")], {}))
+        except StaleError:
+            told.append("too late")
+
+    trying, begin = threading.Thread(target=late), leader.begin_close
+
+    def begin_close(number: int) -> None:
+        trying.start()
+        trying.join(0.3)
+        assert told == []
+        begin(number)
+
+    monkeypatch.setattr(leader, "begin_close", begin_close)
+    core.rounds.steer("close-round")
+    wait(lambda: isinstance(core.advance(1.0, 1.0), Closed))
+    trying.join(10)
+    assert (told, leader.taken(1, "fedproto")[0]) == (["too late"], ["a"])
 
 
 def test_a_leader_that_was_followed_writes_nothing(place: str) -> None:
@@ -326,6 +364,47 @@ def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch
         assert told_by_leader() == {"threads": {2}}
 
 
+@pytest.mark.parametrize("name", ["ncm", "fedcof"])
+def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, name: str) -> None:
+    """What devices send comes to one of three processes each, in any order, and to one aggregator alone."""
+    rng, settings = np.random.default_rng(5), settle(rounds=2, method=name, calibrate=False, min_clients=6)
+    kind, devices = method(name).statistic, [f"d{index}" for index in range(6)]
+    with (
+        DurableStore(tmp_path / "s", BUNDLE, FLEET) as file,
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as second,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as third,
+    ):
+        one = Coordinator(file, manifest(), BUNDLE, settings, now=0.0)
+        several = Coordinator(leader, manifest(), BUNDLE, settings, now=0.0)
+        for core in (one, several):
+            for device in devices:
+                core.status(device, encode(Status(True, device.encode().ljust(8), 1)), 0.0)
+            assert isinstance(core.advance(0.0, 0.0), Opened)
+        for round in (1, 2):
+            crew = [Sharing(several, leader)]
+            for store in (second, third):
+                store.based_on = store.changes()
+                crew.append(Sharing(Coordinator(store, manifest(), BUNDLE, settings, now=0.0), store))
+            for number, at in enumerate(rng.permutation(6)):
+                z, y = unit_rows(rng.normal(size=(40, 4))), rng.integers(0, 3, 40)
+                made, key = kind.of(z, y, 3), {"round": round, "method": name, "extractor": extractor(name)}  # type: ignore[attr-defined]
+                for core, take in (
+                    (one, one.take),
+                    (several, (crew[0].take_as_leader, *(c.take for c in crew[1:]))[number % 3]),
+                ):
+                    payload = encode(contribution(made, run=core.run, **key), "f32")  # type: ignore[arg-type]
+                    assert [d.outcome for d in take([(devices[at], payload)], 1.0)] == ["committed"]
+            crew[0].learn(float(round))
+            for core in (one, several):
+                wait(lambda core=core, now=float(round): isinstance(core.advance(now, 1.0), Closed))
+                core.advance(float(round), 1.0)
+            assert several.state.version == one.state.version == round
+            for sort, rows in one.state.rows.items():
+                assert several.state.rows[sort].rows.tobytes() == rows.rows.tobytes()
+                np.testing.assert_array_equal(several.state.rows[sort].classes, rows.classes)
+
+
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -339,49 +418,44 @@ def _core(store: SharedStore) -> Coordinator:
     return Coordinator(store, manifest(width=400), BUNDLE, settings, now=0.0)
 
 
+def opened(pair: Pair) -> list[Sharing]:
+    """Both take part in a round that is open, and a device is there."""
+    core = _core(pair[0])
+    core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+    assert core.advance(0.0, 0.0) is not None
+    return [Sharing(_core(store), store) for store in pair]
+
+
 @pytest.mark.parametrize("order", [(0, 1, 0, 1, 1, 0), (1, 0, 0, 0, 0, 1), (0, 0, 1, 1, 0, 1)])
-def test_chunks_that_different_processes_got_are_one_contribution(place: str, order: tuple[int, ...]) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        core = _core(leader)
-        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
-        assert core.advance(0.0, 0.0) is not None
-        stores = (leader, member)
-        both = [Sharing(_core(store), store) for store in stores]
-        payload = encode(contribution(wide(), run=leader.run), "f64")
-        chunks = list(map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto")))
-        assert len(chunks) >= 4
-        made = []
-        for index, chunk in enumerate(chunks):
-            made += both[order[index]].take([("a", chunk)], 1.0)
-        assert [d.outcome for d in made].count("committed") == 1
-        assert "need-chunks" not in [d.outcome for d in made]  # the others had them
-        assert list(leader.contributions(1, "fedproto")) == [payload]
-        again = []
-        for index, chunk in enumerate(chunks):  # all of it once more, the other way round
-            again += both[1 - order[index]].take([("a", chunk)], 2.0)
-        assert {d.outcome for d in again} == {"partial", "duplicate"}
-        assert list(leader.contributions(1, "fedproto")) == [payload]
-        assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
+def test_chunks_that_different_processes_got_are_one_contribution(pair: Pair, order: tuple[int, ...]) -> None:
+    leader, _ = pair
+    both = opened(pair)
+    payload = encode(contribution(wide(), run=leader.run), "f64")
+    chunks = list(map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto")))
+    assert len(chunks) >= 4
+    made = []
+    for index, chunk in enumerate(chunks):
+        made += both[order[index]].take([("a", chunk)], 1.0)
+    assert [d.outcome for d in made].count("committed") == 1
+    assert "need-chunks" not in [d.outcome for d in made]  # the others had them
+    assert list(leader.contributions(1, "fedproto")) == [payload]
+    again = []
+    for index, chunk in enumerate(chunks):  # all of it once more, the other way round
+        again += both[1 - order[index]].take([("a", chunk)], 2.0)
+    assert {d.outcome for d in again} == {"partial", "duplicate"}
+    assert list(leader.contributions(1, "fedproto")) == [payload]
+    assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
 
 
-def test_nobody_is_asked_for_chunks_of_what_another_process_has_taken(place: str) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        core = _core(leader)
-        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
-        assert core.advance(0.0, 0.0) is not None
-        both = [Sharing(_core(store), store) for store in (leader, member)]
-        payload = encode(contribution(wide(), run=leader.run), "f64")
-        first, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
-        both[1].take([("a", first)], 1.0)
-        made = both[0].take([("a", each) for each in rest], 1.0)
-        assert "committed" in [d.outcome for d in made]
-        assert both[1].stalled(7.0) == []
+def test_nobody_is_asked_for_chunks_of_what_another_process_has_taken(pair: Pair) -> None:
+    leader, _ = pair
+    both = opened(pair)
+    payload = encode(contribution(wide(), run=leader.run), "f64")
+    first, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+    both[1].take([("a", first)], 1.0)
+    made = both[0].take([("a", each) for each in rest], 1.0)
+    assert "committed" in [d.outcome for d in made]
+    assert both[1].stalled(7.0) == []
 
 
 def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_that_is_over(place: str) -> None:
@@ -404,25 +478,19 @@ def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_tha
         assert leader._db.execute(left).fetchall() == []
 
 
-def test_a_device_is_asked_for_chunks_that_nobody_has(place: str) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        core = _core(leader)
-        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
-        assert core.advance(0.0, 0.0) is not None
-        both = [Sharing(_core(store), store) for store in (leader, member)]
-        payload = encode(contribution(wide(), run=leader.run), "f64")
-        first, second, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
-        both[0].take([("a", first)], 1.0)
-        both[1].take([("a", each) for each in rest], 1.0)
-        assert both[1].stalled(2.0) == []
-        (asked,) = both[1].stalled(7.0)
-        assert asked.receipt is not None
-        assert asked.receipt.missing[0] & 0b11 == 0b10  # the first one is there, with the other
-        (made,) = (d for d in both[0].take([("a", second)], 8.0) if d.outcome != "partial")
-        assert made.outcome == "committed"
+def test_a_device_is_asked_for_chunks_that_nobody_has(pair: Pair) -> None:
+    leader, _ = pair
+    both = opened(pair)
+    payload = encode(contribution(wide(), run=leader.run), "f64")
+    first, second, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+    both[0].take([("a", first)], 1.0)
+    both[1].take([("a", each) for each in rest], 1.0)
+    assert both[1].stalled(2.0) == []
+    (asked,) = both[1].stalled(7.0)
+    assert asked.receipt is not None
+    assert asked.receipt.missing[0] & 0b11 == 0b10  # the first one is there, with the other
+    (made,) = (d for d in both[0].take([("a", second)], 8.0) if d.outcome != "partial")
+    assert made.outcome == "committed"
 
 
 @pytest.mark.parametrize("again", [(0, 0, 0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1, 1, 1), (0, 1, 0, 1, 1, 0, 0, 1)])
@@ -463,30 +531,27 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
 
 
 def test_a_leader_decides_again_when_a_worker_has_enrolled_somebody_meanwhile(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
-        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
-    ):
-        core = _core(leader)
-        for device in "ab":
-            core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
-        assert core.advance(0.0, 0.0) is not None
-        leader.based_on = leader.changes()
-        commit, tries = leader.commit, list[int]()
+    leader, member = pair
+    core = _core(leader)
+    for device in "ab":
+        core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
+    assert core.advance(0.0, 0.0) is not None
+    leader.based_on = leader.changes()
+    commit, tries = leader.commit, list[int]()
 
-        def late(*decided: Any) -> Any:
-            tries.append(1)
-            if len(tries) == 1:
-                member.enrolment.enrol("a", bytes(32), 1.0)
-            return commit(*decided)
+    def late(*decided: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            member.enrolment.enrol("a", bytes(32), 1.0)
+        return commit(*decided)
 
-        monkeypatch.setattr(leader, "commit", late)
-        payload = encode(contribution(ClassMeans.from_means(np.ones((3, 400)), [1, 1, 1]), run=leader.run), "f64")
-        made = Sharing(core, leader).take_as_leader([("a", payload), ("b", payload)], 1.0)
-        assert {d.device: d.outcome for d in made} == {"a": "rejected", "b": "committed"}
-        assert leader.taken(1, "fedproto")[0] == ["b"]
+    monkeypatch.setattr(leader, "commit", late)
+    payload = encode(contribution(ClassMeans.from_means(np.ones((3, 400)), [1, 1, 1]), run=leader.run), "f64")
+    made = Sharing(core, leader).take_as_leader([("a", payload), ("b", payload)], 1.0)
+    assert {d.device: d.outcome for d in made} == {"a": "rejected", "b": "committed"}
+    assert leader.taken(1, "fedproto")[0] == ["b"]
 
 
 def test_none_works_beside_an_aggregator_that_is_alone(place: str) -> None:

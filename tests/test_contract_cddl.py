@@ -108,6 +108,7 @@ OPTIONAL = {
     ("announcement-offer", 17),
     ("announcement-offer-fleet", 17),
     ("announcement-epoch", 21),
+    ("announcement-max-samples", 22),
     ("status-issued", 8),
 }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from aggregator_samples import bundle_file
-from aggregator_server_samples import FLEET, Running, wait
+from aggregator_server_samples import FLEET, Listener, Running, wait
+from brokers import Mosquitto, require_mosquitto
 from pki_samples import Authority, GuardedMosquitto
 
 import aggregator.sole_aggregator as seat_module
@@ -17,6 +20,7 @@ import contract.eviction as eviction_module
 from aggregator import events
 from aggregator.sole_aggregator import Seat
 from aggregator.store import DurableStore
+from contract import topics
 from contract.errors import LinkError
 from contract.eviction import SOON_S, Eviction
 from contract.messages import Status
@@ -30,13 +34,17 @@ class OneSession:
     def __init__(self, seed: int) -> None:
         self._rng, self.now, self.ended = random.Random(seed), 0.0, set[str]()
         self.retained: Status | None = None
-        self._members: dict[str, tuple[Seat | Presence, Callable[[], Status], Status]] = {}
+        self._members: dict[str, tuple[Seat | Presence, Callable[[], Status], Callable[[], Status]]] = {}
+        self._wills: dict[str, Status] = {}  # of the connections that are up
         self._here: str | None = None
         self._back_at: dict[str, float] = {}
         self._tries: Counter[str] = Counter()
 
-    def joins(self, name: str, member: Seat | Presence, birth: Callable[[], Status], will: Status) -> None:
+    def joins(
+        self, name: str, member: Seat | Presence, birth: Callable[[], Status], will: Callable[[], Status]
+    ) -> None:
         self._members[name], self._back_at[name] = (member, birth, will), self.now
+        self._tries.clear()  # whoever is here has been for a while
 
     def until(self, end: float) -> None:
         while self.now < end:
@@ -50,13 +58,23 @@ class OneSession:
     def _comes(self, name: str) -> None:
         out, self._here = self._here, name
         if out is not None and out not in self.ended:
-            self.retained = self._members[out][2]
-            self._members[out][0].disconnected()
-            self._back_at[out] = self.now + self._rng.uniform(0.5, 1.0) * 0.25 * 2 ** self._tries[out]
-            self._tries[out] += 1
+            self.retained = self._wills[out]
+            self._loses(out)
+        self._wills[name] = self._members[name][2]()
         self._members[name][0].connected(self.now)
         if self.retained is not None:
             self._tell(name, self.retained)
+
+    def _loses(self, name: str) -> None:
+        self._members[name][0].disconnected()
+        self._back_at[name] = self.now + self._rng.uniform(0.5, 1.0) * 0.25 * 2 ** self._tries[name]
+        self._tries[name] += 1
+
+    def dies(self, comes_back_with: Status) -> None:
+        """kill -9 of the broker, which comes back without what was retained last."""
+        self.retained, name, self._here = comes_back_with, self._here, None
+        if name is not None:
+            self._loses(name)
 
     def _acts(self, name: str) -> None:
         member, birth, _ = self._members[name]
@@ -80,11 +98,11 @@ class OneSession:
 
 def _seats(seed: int, **newer: bool) -> tuple[OneSession, Seat, Seat]:
     broker, older = OneSession(seed), Seat(FLEET, b"run1", started=100)
-    broker.joins("older", older, lambda: older.birth, older.death)
+    broker.joins("older", older, lambda: older.birth, older.will)
     broker.until(SOON_S + 5)
     assert older.taken
     late = Seat(FLEET, b"run2", started=200, **newer)
-    broker.joins("newer", late, lambda: late.birth, late.death)
+    broker.joins("newer", late, lambda: late.birth, late.will)
     broker.until(broker.now + 60)
     return broker, older, late
 
@@ -104,6 +122,25 @@ def test_one_that_is_to_take_over_stays() -> None:
         assert newer.taken
 
 
+@pytest.mark.parametrize("take_over", [False, True])
+def test_an_old_death_that_a_broker_comes_back_with_again_and_again_ends_nobody(take_over: bool) -> None:
+    """Of the process before, or of any other; who comes then is heard as ever."""
+    for seed in range(20):
+        for died in (Status(False, b"run1dead", 90, issued=3), Status(False, b"run0dead", 900)):
+            broker, seat = OneSession(seed), Seat(FLEET, b"run1", started=100)
+            broker.retained = died if seed % 2 else None
+            broker.joins("seat", seat, lambda seat=seat: seat.birth, seat.will)  # type: ignore[misc]
+            for _ in range(4):
+                broker.until(broker.now + 4)
+                broker.dies(died)
+            broker.until(broker.now + SOON_S + 5)
+            assert (broker.ended, seat.taken, broker.retained) == (set(), True, seat.birth)
+            late = Seat(FLEET, b"run2", started=200, take_over=take_over)
+            broker.joins("newer", late, lambda late=late: late.birth, late.will)  # type: ignore[misc]
+            broker.until(broker.now + 60)
+            assert broker.ended == {"seat" if take_over else "newer"}
+
+
 def test_the_newcomer_of_two_processes_of_a_device_ends() -> None:
     """Neither ever hears the other's birth, which is what they know each other by on other brokers."""
     for seed in range(20):
@@ -113,7 +150,7 @@ def test_the_newcomer_of_two_processes_of_a_device_ends() -> None:
             instance = name.encode().ljust(8)
             process = Presence("kitchen", instance, is_own=lambda other: False)
             born, dead = Status(True, instance, 1), Status(False, instance, 1)
-            broker.joins(name, process, lambda born=born: born, dead)  # type: ignore[misc]
+            broker.joins(name, process, lambda born=born: born, lambda dead=dead: dead)  # type: ignore[misc]
         broker.until(broker.now + 60)
         assert broker.ended == {"newer"}
         assert broker.retained == Status(True, b"older   ", 1)
@@ -148,3 +185,35 @@ def test_over_mosquitto_with_the_shipped_rules(tmp_path: Path, monkeypatch: pyte
         assert older.told(events.LinkDown)
         assert not newer.server._seat.was_taken
     broker.close()
+
+
+def test_a_mosquitto_that_dies_again_and_again_and_forgets_what_was_retained_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows an aggregator, on each of its returns, the death of the process before it."""
+    require_mosquitto()
+    monkeypatch.setattr(eviction_module, "SOON_S", 60.0)  # of a machine that is as slow as one that runs all tests
+    monkeypatch.setattr(seat_module, "_RETURN_S", 0.1)
+    settings = "autosave_interval 0\n" + ("user root\n" if os.geteuid() == 0 else "")  # to write into a test's folder
+    broker, bundle = Mosquitto(tmp_path / "m", settings), bundle_file(tmp_path / "f.bundle")
+    database = tmp_path / "m" / "mosquitto.db"
+    broker.start()
+    with DurableStore(tmp_path / "a", bundle, FLEET) as store:
+        before = Running(broker.url, store, bundle)
+        wait(lambda: before.server._seat.taken)
+    broker.stop()
+    shutil.copy(database, tmp_path / "old.db")
+    broker.start()
+    with DurableStore(tmp_path / "a", bundle, FLEET) as store:
+        after = Running(broker.url, store, bundle)
+        for _ in range(3):
+            wait(lambda: after.server._seat.taken)
+            broker.kill()
+            wait(lambda: not after.server._seat.taken)
+            shutil.copy(tmp_path / "old.db", database)
+            broker.start()
+        wait(lambda: after.server._seat.taken or after.ended)
+        assert after.error is None
+        with Listener(broker.url, topics.status(FLEET, topics.AGGREGATOR)) as bystander:
+            bystander.until(lambda m: m == after.server._seat.birth)
+    broker.stop()

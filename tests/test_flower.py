@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,34 @@ def _of_devices(tmp_path: Path, bundle: Bundle, name: str, shares: list, secrets
         assert all(decision.accepted for decision in core.take(made, 1.0))
         core.advance(1.0, 1.0)
         return core.state, core.run
+
+
+def test_what_a_bundles_device_trains_stays_in_the_clients_context(
+    mnist_like_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round goes on from what the one before it has come to, for each client."""
+    path, began, ended = mnist_like_bundle(), list[dict[str, Any]](), list[dict[str, Any]]()
+
+    class Told(Device):
+        def run_round(self, *given: Any, **named: Any) -> Any:
+            began.append({name: values.copy() for name, values in self.state().items()})
+            done = super().run_round(*given, **named)
+            ended.append({name: values.copy() for name, values in self.state().items()})
+            return done
+
+    monkeypatch.setattr("protofleet.flower.client.Device", Told)
+    shares = [fashion(read_bundle(path), 16, (number, 3), seed=number) for number in range(2)]
+    grid = grid_of([bundle_mod(path, lambda context, s=share: (s.x, s.y)) for share in shares], no_training)
+    MethodStrategy.of_bundle(path).start(grid, num_rounds=2)
+    order = [message.metadata.dst_node_id for messages in grid.down for message in messages]
+    assert len(order) == len(began) == 4
+    for node in set(order):
+        first, second = (index for index, each in enumerate(order) if each == node)
+        assert ended[first].keys() == began[second].keys() != set()
+        for name, values in ended[first].items():
+            np.testing.assert_array_equal(began[second][name], values, err_msg=name)
+        assert not began[first]
+        assert any(not np.array_equal(values, ended[second][name]) for name, values in ended[first].items())
 
 
 def test_tensors_of_torch_are_taken_as_they_are() -> None:

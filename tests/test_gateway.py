@@ -7,73 +7,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
-from test_aggregator_standing import means, steps
+from aggregator_samples import CLASSES, WIDTH
+from gateway_samples import drawn, sends, standing_above, standing_site, steps, whole
+from test_aggregator_standing import means
 
-from aggregator.ingest import Decision
 from aggregator.orders import give
 from aggregator.service import settle
-from aggregator.settings import Settings
 from aggregator.standing import ExactSum
-from aggregator.standing_coordinator import Solved, StandingCoordinator
-from aggregator.store import DurableStore
-from contract.bundle import Bundle, read_bundle
+from aggregator.standing_coordinator import Solved
+from contract.bundle import Bundle
 from contract.errors import StatisticError, UsageError, WireError
 from contract.fixed_point import FixedPoint
 from contract.messages import ClassRows, Contribution
 from contract.state import GlobalState
-from contract.statistics import Statistic
 from contract.wire import decode, encode
-from protofleet.gateway.coordinator import GatewayCoordinator
+
+__all__ = ["whole"]
 
 METHODS = ("ncm", "ffc")
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Bundle:
-    bundle_file(tmp_path / "b.bundle", name="ncm")
-    return read_bundle(tmp_path / "b.bundle")
-
-
-def drawn(name: str, seed: int) -> Statistic:
-    return gram(seed) if name == "ffc" else means(seed)
-
-
-def above_of(folder: Path, whole: Bundle, name: str, **options: object) -> StandingCoordinator:
-    settings = Settings(method=name, standing_every_s=60.0, **{"gateways": ("site",), **options})  # type: ignore[arg-type]
-    store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
-    return StandingCoordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
-
-
-def site_of(folder: Path, whole: Bundle, name: str, **options: object) -> GatewayCoordinator:
-    settings = Settings(method=name, standing_every_s=60.0, **options)  # type: ignore[arg-type]
-    store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
-    return GatewayCoordinator(store, whole, settings, now=0.0)
-
-
-def sends(core: StandingCoordinator, whole: Bundle, device: str, generation: int, seed: int) -> list[Decision]:
-    found = core.method
-    made = Contribution.of(
-        drawn(found.name, seed),
-        run=core.run,
-        round=generation,
-        method=found.name,
-        bundle=whole.sha256,
-        extractor=whole.extractor(found),
-        standing="present",
-    )
-    return core.take([(device, encode(made, "f32"))], 0.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_total_travels_as_the_integers_that_it_is(tmp_path: Path, whole: Bundle, name: str) -> None:
     """Five devices behind a gateway and the same five without: equal totals above, also once one has gone."""
-    direct = above_of(tmp_path, whole, name)
-    (tmp_path / "two").mkdir()
-    above, site = above_of(tmp_path / "two", whole, name), site_of(tmp_path, whole, name)
+    direct = standing_above(tmp_path, whole, name)
+    above, site = standing_above(tmp_path / "two", whole, name), standing_site(tmp_path, whole, name)
     for index in range(5):
-        sends(direct, whole, f"d{index}", 1, index)
-        sends(site, whole, f"d{index}", 1, index)
+        sends(direct, whole, f"d{index}", drawn(name, index), 1)
+        sends(site, whole, f"d{index}", drawn(name, index), 1)
     for generation in (1, 2):
         up = site.contribution(above.announcement(), generation)
         payload = encode(up)
@@ -86,16 +47,16 @@ def test_a_total_travels_as_the_integers_that_it_is(tmp_path: Path, whole: Bundl
             gone = Contribution.withdrawal(**key, extractor=whole.extractor(core.method))
             core.take([(device, encode(gone))], 0.0)
     above._store.close()
-    assert above_of(tmp_path / "two", whole, name).devices == 4  # also when it is started anew
+    assert standing_above(tmp_path / "two", whole, name).devices == 4  # also when it is started anew
     for beyond in (2**62 + 1, -(2**63)):
         with pytest.raises(WireError, match="exact sums, expected integers up to"):
             replace(up, body=ClassRows(up.body.classes, np.full_like(up.body.rows, beyond)))
 
 
 def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
-    above, site = above_of(tmp_path, whole, "ncm", max_samples=20), site_of(tmp_path, whole, "ncm")
+    above, site = standing_above(tmp_path, whole, "ncm", max_samples=20), standing_site(tmp_path, whole, "ncm")
     for index in range(2):
-        sends(site, whole, f"d{index}", 1, index)
+        sends(site, whole, f"d{index}", means(index), 1)
     payload = encode(site.contribution(above.announcement(), 1))
     (refused,) = above.take([("d7", payload)], 0.0)
     assert (refused.outcome, "--gateway" in refused.reason) == ("rejected", True)
@@ -107,8 +68,8 @@ def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
 
 def test_a_gateway_that_names_devices_and_sends_no_numbers(tmp_path: Path, whole: Bundle) -> None:
     """No gateway of ours does; whoever has the name of one ends nobody with it."""
-    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole, "ncm")
-    sends(site, whole, "a", 1, 0)
+    above, site = standing_above(tmp_path, whole, "ncm"), standing_site(tmp_path, whole, "ncm")
+    sends(site, whole, "a", means(0), 1)
     said = site.contribution(above.announcement(), 1)
     none = ClassRows(said.body.classes[:0], said.body.rows[:0, :0])
     payload = encode(replace(said, body=none, counts=said.counts[:0], devices=10**9))
@@ -117,22 +78,22 @@ def test_a_gateway_that_names_devices_and_sends_no_numbers(tmp_path: Path, whole
 
 
 def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bundle) -> None:
-    site = site_of(tmp_path, whole, "ncm")
-    assert sends(site, whole, "a", 1, 0) == sends(site, whole, "a", 1, 0) == site.stalled(0.0) == []
+    site = standing_site(tmp_path, whole, "ncm")
+    assert sends(site, whole, "a", means(0), 1) == sends(site, whole, "a", means(0), 1) == site.stalled(0.0) == []
     site.settled = {"a": 1}
     assert [(d.device, d.outcome) for d in site.stalled(0.0)] == [("a", "committed")]
-    assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["duplicate"]
-    assert sends(site, whole, "a", 2, 1) == []
-    assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["late"]
+    assert [d.outcome for d in sends(site, whole, "a", means(0), 1)] == ["duplicate"]
+    assert sends(site, whole, "a", means(1), 2) == []
+    assert [d.outcome for d in sends(site, whole, "a", means(0), 1)] == ["late"]
     site.settled = {"a": 2}
     assert [d.round for d in site.stalled(0.0)] == [2]
 
 
 def test_who_goes_hears_it_when_the_sums_above_are_without_it(tmp_path: Path, whole: Bundle) -> None:
     """One that withdraws; and one that an operator forgets is never told that what it sent is committed."""
-    site = site_of(tmp_path, whole, "ncm")
+    site = standing_site(tmp_path, whole, "ncm")
     for device in ("a", "b"):
-        sends(site, whole, device, 1, 0)
+        sends(site, whole, device, means(0), 1)
     site.settled = {"a": 1}
     assert [d.device for d in site.stalled(0.0)] == ["a"]
     key = {"run": site.run, "round": 2, "method": "ncm", "bundle": whole.sha256}
@@ -145,7 +106,10 @@ def test_who_goes_hears_it_when_the_sums_above_are_without_it(tmp_path: Path, wh
 
 
 def test_a_site_may_ask_for_more_and_admits_what_is_admitted_above(tmp_path: Path, whole: Bundle) -> None:
-    site, above = site_of(tmp_path, whole, "ncm", min_samples=5), above_of(tmp_path, whole, "ncm", min_samples=3)
+    site, above = (
+        standing_site(tmp_path, whole, "ncm", min_samples=5),
+        standing_above(tmp_path, whole, "ncm", min_samples=3),
+    )
     for forgotten, numbers in (((whole.manifest.labels[1],), (1,)), ((), ())):
         above._forgotten = forgotten
         site.hold_to(above.announcement(), 0.0)
@@ -156,8 +120,8 @@ def test_a_site_may_ask_for_more_and_admits_what_is_admitted_above(tmp_path: Pat
 
 def test_terms_and_heads_are_those_from_above(tmp_path: Path, whole: Bundle) -> None:
     """Also after a restart in which nobody above was heard."""
-    labels, site = whole.manifest.labels, site_of(tmp_path, whole, "ncm", min_samples=2)
-    above = above_of(tmp_path, whole, "ncm", min_samples=3, encoding="f64")
+    labels, site = whole.manifest.labels, standing_site(tmp_path, whole, "ncm", min_samples=2)
+    above = standing_above(tmp_path, whole, "ncm", min_samples=3, encoding="f64")
     above._forgotten = (labels[1],)
     site.hold_to(above.announcement(), 0.0)
     steps(site, 0.0)
@@ -167,7 +131,7 @@ def test_terms_and_heads_are_those_from_above(tmp_path: Path, whole: Bundle) -> 
     assert isinstance(made, Solved)
     assert steps(site, 0.0) == []
     site._store.close()
-    again = site_of(tmp_path, whole, "ncm", min_samples=2)
+    again = standing_site(tmp_path, whole, "ncm", min_samples=2)
     a = again.announcement()
     assert (a.min_samples, a.encoding, a.withheld, a.global_version) == (3, "f64", (1,), 1)
     np.testing.assert_array_equal(again.state.rows["prototypes"].rows, rows.rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from aggregator_samples import CLASSES, WIDTH
 from aggregator_samples import means as local_means
-from test_gateway_rounds import DEVICES, above_of, born, goes_up, sends, site_of, steps, whole
+from gateway_samples import DEVICES, above_of, born, gathered, goes_up, opened, sends, site_of, steps, whole
 
 from aggregator.orders import give
 from aggregator.rounds import Closed, Opened
@@ -97,15 +97,8 @@ def test_nobody_waits_for_who_is_not_asked(tmp_path: Path, whole: Bundle) -> Non
 def test_what_goes_up_is_without_what_was_forgotten_meanwhile(
     tmp_path: Path, whole: Bundle, what: str, detail: str
 ) -> None:
-    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
-    born(above, "site")
-    born(site, *DEVICES[:3])
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
-    for device in DEVICES[:3]:
-        sends(site, whole, device)
-    steps(site)
+    above, site = opened(tmp_path, whole, "ncm", DEVICES[:3])
+    gathered(site, whole, *DEVICES[:3])
     before = decode(goes_up(site, above.announcement()))
     name = whole.manifest.labels[int(detail)] if detail else ""
     give(tmp_path / "site.sqlite", what, "" if detail else "a", "operator", detail=name)
@@ -124,33 +117,21 @@ def test_what_goes_up_is_without_what_was_forgotten_meanwhile(
 
 def test_what_no_exact_sum_can_hold_is_refused_on_the_site(tmp_path: Path, whole: Bundle) -> None:
     """One device's refusal, and not the end of the site's round. Who sends nothing is not counted."""
-    above, site = above_of(tmp_path, whole, "fedproto"), site_of(tmp_path, whole)
-    born(above, "site")
-    born(site, *DEVICES[:3])
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
+    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:3])
     sends(site, whole, "a")
-    key = {"run": site.run, "round": 1, "method": "fedproto", "bundle": whole.sha256}
     huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
-    (told,) = site.take([("b", encode(Contribution.of(huge, **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    (told,) = sends(site, whole, "b", huge)
     assert (told.outcome, "exact sums" in told.reason) == ("rejected", True)
     none = local_means(1).zero(CLASSES, WIDTH)
-    site.take([("c", encode(Contribution.of(none, **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    sends(site, whole, "c", none)
     assert steps(site) == [Closed(1, "fedproto")]
     assert decode(goes_up(site, above.announcement())).devices == 1  # type: ignore[union-attr]
 
 
 def test_a_round_opens_with_the_state_that_it_is_announced_with(tmp_path: Path, whole: Bundle) -> None:
     """And what the round before gathered can still be told then; nothing is told twice."""
-    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
-    born(above, "site")
-    born(site, "a")
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
-    sends(site, whole, "a")
-    steps(site)
+    above, site = opened(tmp_path, whole, "ncm", ("a",))
+    gathered(site, whole, "a")
     first = goes_up(site, above.announcement())
     above.take([("site", first)], 0.0)
     steps(above)
@@ -167,18 +148,10 @@ def test_a_round_opens_with_the_state_that_it_is_announced_with(tmp_path: Path, 
 
 def test_a_device_beside_a_gateway_has_its_share_and_no_more(tmp_path: Path, whole: Bundle) -> None:
     """Of the samples of all, with those behind gateways; and it is three devices that there must be, with those."""
-    above, site = above_of(tmp_path, whole, "fedproto", least=2), site_of(tmp_path, whole)
-    born(above, "site", "e")
-    born(site, *DEVICES[:3])
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
-    for device in DEVICES[:3]:
-        sends(site, whole, device)
-    steps(site)
+    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:3], ("e",), least=2)
+    gathered(site, whole, *DEVICES[:3])
     above.take([("site", goes_up(site, above.announcement()))], 0.0)
-    key = {"run": above.run, "round": 1, "method": "fedproto", "bundle": whole.sha256}
-    above.take([("e", encode(Contribution.of(local_means(4, count=500), **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    sends(above, whole, "e", local_means(4, count=500))
     assert isinstance(above.advance(0.0, 1000.0), Closed)
     (found,) = above.findings
     assert (found.device, found.reason) == ("e", "1,001 samples, more than the others allow, count as 63")
@@ -198,9 +171,8 @@ def test_a_gateway_takes_part_whoever_is_sampled(tmp_path: Path, whole: Bundle) 
     steps(site)
     (told,) = above.take([("site", goes_up(site, above.announcement()))], 0.0)
     assert told.outcome == "committed"
-    key = {"run": above.run, "round": 1, "method": "fedproto", "bundle": whole.sha256}
     huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
-    (told,) = above.take([("e", encode(Contribution.of(huge, **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    (told,) = sends(above, whole, "e", huge)
     assert (told.outcome, "exact sums" in told.reason) == ("rejected", True)
 
 
@@ -213,9 +185,7 @@ def test_what_comes_late_for_others_stands_in_no_round(tmp_path: Path, whole: Bu
     steps(above)
     site.follow(above.announcement(), None, 0.0)
     steps(site)
-    for device in DEVICES[:3]:
-        sends(site, whole, device)
-    steps(site)
+    gathered(site, whole, *DEVICES[:3])
     payload = goes_up(site, above.announcement())
     sends(above, whole, "e")
     above.rounds.steer("close-round")

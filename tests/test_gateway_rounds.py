@@ -7,86 +7,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
+from aggregator_samples import CLASSES, WIDTH
 from aggregator_samples import means as local_means
-from test_aggregator_standing import means
+from gateway_samples import (
+    DEVICES,
+    above_of,
+    born,
+    gathered,
+    goes_up,
+    opened,
+    sends,
+    site_of,
+    steps,
+    whole,
+    whole_of,
+)
 
 from aggregator.coordinator import Coordinator
-from aggregator.ingest import Decision
 from aggregator.orders import give
-from aggregator.rounds import Closed, Finished, Opened, Policy
-from aggregator.settings import Settings
+from aggregator.rounds import Closed, Finished, Opened
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import Solved
-from aggregator.store import DurableStore
-from contract.bundle import Bundle, read_bundle
+from contract.bundle import Bundle
 from contract.errors import UsageError
 from contract.messages import Announcement, Contribution, Status
 from contract.methods import Method
 from contract.methods import method as method_of
-from contract.methods.fedhkd import HyperKnowledge
 from contract.sampling import sampled
-from contract.statistics import Statistic
 from contract.wire import decode, encode
 from protofleet.gateway.followed import QUIET_S
-from protofleet.gateway.rounds import Fate, GatewayRounds, why_not
+from protofleet.gateway.rounds import Fate, why_not
 
-DEVICES = ("a", "b", "c", "d", "e")
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Bundle:
-    bundle_file(tmp_path / "b.bundle", name="fedproto")
-    return read_bundle(tmp_path / "b.bundle")
-
-
-def drawn(name: str, device: str) -> Statistic:
-    seed = DEVICES.index(device)
-    if name == "fedhkd":
-        rng = np.random.default_rng(seed)
-        labels = rng.integers(0, CLASSES, 20)
-        return HyperKnowledge.of(rng.normal(size=(20, WIDTH)), rng.dirichlet(np.ones(CLASSES), 20), labels, CLASSES)
-    return gram(seed) if name == "ffc" else means(seed) if name == "ncm" else local_means(seed)
-
-
-def above_of(folder: Path, whole: Bundle, name: str, least: int = 1, **options: object) -> Coordinator:
-    folder.mkdir(exist_ok=True)
-    policy = Policy(least, **{"deadline_s": 100.0, **options})  # type: ignore[arg-type]
-    settings = Settings(method=name, rounds=3, calibrate=False, policy=policy, gateways=("site",))
-    store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
-    return Coordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
-
-
-def site_of(folder: Path, whole: Bundle, **options: object) -> GatewayRounds:
-    folder.mkdir(exist_ok=True)
-    store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
-    return GatewayRounds(store, whole, Settings(**options), now=0.0)  # type: ignore[arg-type]
-
-
-def born(core: Coordinator, *devices: str, now: float = 0.0) -> None:
-    for device in devices:
-        core.status(device, encode(Status(True, device.encode().ljust(8), 1)), now)
-
-
-def steps(core: Coordinator, now: float = 0.0) -> list[object]:
-    found = []
-    while (step := core.advance(now, 1000.0 + now)) is not None:
-        found.append(step)
-    return found
-
-
-def sends(core: Coordinator, whole: Bundle, device: str) -> list[Decision]:
-    a = core.announcement()
-    found = method_of(a.method)
-    made = Contribution.of(
-        drawn(a.method, device),
-        run=core.run,
-        round=a.round,
-        method=a.method,
-        bundle=whole.sha256,
-        extractor=whole.extractor(found),
-    )
-    return core.take([(device, encode(made, "f32"))], 0.0)
+__all__ = ["whole"]
 
 
 def exact(core: Coordinator, number: int, name: str) -> ExactSum:
@@ -100,19 +52,12 @@ def exact(core: Coordinator, number: int, name: str) -> ExactSum:
     return total
 
 
-def goes_up(site: GatewayRounds, a: Announcement) -> bytes:
-    record = site.closed
-    assert record is not None
-    return encode(site.contribution(a, record))
-
-
 @pytest.mark.parametrize("name", ["ncm", "ffc", "fedproto", "fedhkd"])
 def test_a_round_goes_through_exactly(tmp_path: Path, whole: Bundle, name: str) -> None:
     """Four devices behind a gateway and one beside it: as integers the same sum as of five without, the same result
     but for how float64 adds, and the state of it on the site."""
     if name == "fedhkd":
-        bundle_file(tmp_path / "own.bundle", name=name)
-        whole = read_bundle(tmp_path / "own.bundle")
+        whole = whole_of(tmp_path, name)
     direct = above_of(tmp_path / "direct", whole, name, least=5)
     above, site = above_of(tmp_path / "two", whole, name, least=2), site_of(tmp_path / "site", whole)
     born(direct, *DEVICES)
@@ -195,11 +140,7 @@ def test_the_same_devices_are_sampled(tmp_path: Path, whole: Bundle) -> None:
 
 def test_who_is_waited_for(tmp_path: Path, whole: Bundle) -> None:
     """Who was here lately, though asleep now, until a tenth of the deadline before it; of nobody only for a moment."""
-    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
-    born(above, "site")
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
+    above, site = opened(tmp_path, whole, "ncm")
     assert (steps(site, QUIET_S - 0.1), steps(site, QUIET_S)) == ([], [Closed(1, "ncm")])
     message = decode(goes_up(site, above.announcement()))
     assert isinstance(message, Contribution)
@@ -264,24 +205,10 @@ def test_what_goes_up_is_the_same_after_a_kill(tmp_path: Path, whole: Bundle) ->
 
 def test_screening_spares_a_gateway_and_not_its_devices(tmp_path: Path, whole: Bundle) -> None:
     """Most of the samples are its: it counts whole above. On its site a liar is left out."""
-    above, site = above_of(tmp_path, whole, "fedproto", least=4), site_of(tmp_path, whole)
-    born(above, "site", *DEVICES[:3])
-    born(site, *DEVICES)
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
-    for device in DEVICES[:4]:
-        sends(site, whole, device)
-    a = site.announcement()
-    made = Contribution.of(
-        local_means(9).from_means(local_means(9).means * 1e3, local_means(9).counts),
-        run=site.run,
-        round=1,
-        method=a.method,
-        bundle=whole.sha256,
-    )
-    site.take([("e", encode(made, "f32"))], 0.0)
-    steps(site)
+    above, site = opened(tmp_path, whole, "fedproto", DEVICES, DEVICES[:3], least=4)
+    liar = local_means(9).from_means(local_means(9).means * 1e3, local_means(9).counts)
+    sends(site, whole, "e", liar)
+    gathered(site, whole, *DEVICES[:4])
     assert [(found.device, found.verdict) for found in site.findings] == [("e", "left out")]
     payload = goes_up(site, above.announcement())
     assert decode(payload).devices == 4  # type: ignore[union-attr]
@@ -294,15 +221,8 @@ def test_screening_spares_a_gateway_and_not_its_devices(tmp_path: Path, whole: B
 
 def test_what_is_forgotten_on_the_site(tmp_path: Path, whole: Bundle) -> None:
     """An operator is told what of a device has gone up. A class that is forgotten above is forgotten here."""
-    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
-    born(above, "site")
-    born(site, *DEVICES[:2])
-    steps(above)
-    site.follow(above.announcement(), None, 0.0)
-    steps(site)
-    for device in DEVICES[:2]:
-        sends(site, whole, device)
-    steps(site)
+    above, site = opened(tmp_path, whole, "ncm", DEVICES[:2])
+    gathered(site, whole, *DEVICES[:2])
     give(tmp_path / "site.sqlite", "forget", "a", "operator")
     site._orders_at = 0.0
     (done,) = steps(site)
@@ -328,7 +248,6 @@ def test_what_is_refused(tmp_path: Path, whole: Bundle) -> None:
     born(site, "a")
     site.follow(refused.announcement(), None, 0.0)
     steps(site)
-    sends(site, whole, "a")
-    steps(site)
+    gathered(site, whole, "a")
     (told,) = refused.take([("x", goes_up(site, refused.announcement()))], 0.0)
     assert (told.outcome, "--gateway" in told.reason) == ("rejected", True)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator.cli import until_stopped
+from aggregator.common_options import Enrolled, LimitBytes, MaxSamples, MetricsAt, Quiet, Verbose
 from aggregator.console import Progress
 from aggregator.database import PLACE, place_of
 from aggregator.metrics_server import parse_metrics
@@ -21,7 +22,7 @@ from contract.errors import UsageError
 from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
 from contract.methods import METHOD_HELP
-from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from contract.verbosity import check_loudness
 from edge_client.config import settle_config
 from protofleet.gateway.service import Gateway
 
@@ -57,10 +58,8 @@ def gateway_command(
     min_samples: Annotated[
         int, typer.Option(help="Classes with fewer examples stay on a device; never fewer than announced above.")
     ] = 1,
-    max_samples: Annotated[
-        int, typer.Option(help="Refuse a device that says it has more samples than this.")
-    ] = MAX_SAMPLES,
-    limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
+    max_samples: MaxSamples = MAX_SAMPLES,
+    limit_bytes: LimitBytes = 65_536,
     keepalive: Annotated[int, typer.Option(help="Seconds that the connection above may be silent, 10 to 3600.")] = 60,
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the site's broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate on the site.")] = None,
@@ -72,10 +71,7 @@ def gateway_command(
         str | None,
         typer.Option(metavar="KEY", help="Ed25519 private key file that signs what the site is told: client --trust."),
     ] = None,
-    enrolled: Annotated[
-        bool,
-        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
-    ] = False,
+    enrolled: Enrolled = False,
     trust: Annotated[
         str | None, typer.Option(metavar="KEY", help="Ed25519 public key file: believe nothing else from above.")
     ] = None,
@@ -86,18 +82,10 @@ def gateway_command(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this site, instead of refusing.")
     ] = False,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT", help="Serve metrics for Prometheus; PORT alone: to this machine.  [default: none]"
-        ),
-    ] = None,
+    metrics: MetricsAt = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("what stands, after every change,"))] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
-    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> int:
     """Aggregate a site, and send what its devices sum up as one contribution, until it is stopped."""
     check_loudness(quiet, verbose)

@@ -7,22 +7,26 @@ It is the aggregator of `aggregator/standing_coordinator.py` with three differen
     receipts    a device's wait until what it sent is committed above, in the sums that say that they hold it; what
                 stands here is durable meanwhile, and a device that asks again is answered as soon as that is so
 
-A device that was forgotten or withdrew is out of the total at once; its own receipt says so once it is above, too.
+A device that was forgotten or withdrew is out of the total at once; its own receipt says so once it is above, too. A
+device whose sums cannot go up with the others' (`fitting.py`) is taken out, and told why.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from aggregator.ingest import Decision
 from aggregator.settings import Settings
+from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_store import Order
 from aggregator.store import DurableStore, global_parts
 from contract.bundle import Bundle
-from contract.messages import Announcement, Contribution
+from contract.messages import Announcement, Contribution, Receipt
 from contract.state import GlobalState
+from protofleet.gateway.fitting import fitted
 from protofleet.gateway.site import ABOVE, Site
 
 __all__ = ["GatewayCoordinator"]
@@ -55,6 +59,7 @@ class GatewayCoordinator(Site, StandingCoordinator):
         self._above: GlobalState | None = None
         self.settled: Mapping[str, int] | None = None
         self.wait_s = 1.0
+        self._fits: ExactSum | None = None  # the total that is known to go up whole
         super().__init__(store, bundle.manifest, bundle.sha256, settings, now=now, shorter=shorter)
         self._take_up(store)
         self.standing.changed(now)  # whether it is what was sent last, the way up knows
@@ -81,6 +86,34 @@ class GatewayCoordinator(Site, StandingCoordinator):
     def _is_settled(self, device: str) -> bool:
         here = self.standing.held(device) if device in self.standing.present else 0
         return self.settled is not None and self.settled.get(device, 0) == here
+
+    # ── what does not go up ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hold_to_terms(self) -> None:
+        super()._hold_to_terms()
+        self._fits = None
+
+    def _make_fit(self, now: float) -> None:
+        """Take out whose sums cannot go up with the others', so that those can; durable before anybody is told."""
+        if self.standing.total is self._fits:
+            return
+        most = self._settings.max_samples
+        out = fitted(self.standing.total, self.devices, self._sums, max_samples=most).left_out
+        for device in out:
+            self._replace(device, self.standing.held(device), self._payload(device), None, None, now)
+        if out:
+            self._tables.left_out(out)
+        for device, reason in out.items():
+            sent = self._waiting.pop(device, None)
+            key = Receipt(self.run, self.standing.held(device), self.method.name, "rejected")
+            receipt = replace(key if sent is None or sent.receipt is None else sent.receipt, status="rejected")
+            told = replace(receipt, reason=reason[:200])
+            self._untold.append(Decision(device, "rejected", 0, told, reason=reason, cause="content"))
+        self._fits = self.standing.total
+
+    def _sums(self) -> Iterator[tuple[str, ExactSum]]:
+        """Of each device whose sums stand."""
+        return ((device, self._exact(payload)) for device, payload in self._tables.payloads())
 
     # ── what goes up ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -113,6 +146,7 @@ class GatewayCoordinator(Site, StandingCoordinator):
         self._above = state.below(self._manifest.classes)
 
     def _head(self, now: float) -> Solved | None:
+        self._make_fit(now)
         above = self._above
         mark = "" if above is None else f"{above.run.hex()} {above.version}"
         is_new = above is not None and not self.standing.paused and self._tables.meta(_HEAD) != mark

@@ -35,6 +35,7 @@ from contract.methods import METHODS, Method
 from contract.methods import method as method_of
 from contract.state import GlobalState
 from contract.terminal import counted
+from protofleet.gateway.fitting import fitted
 from protofleet.gateway.followed import FollowedRounds, policy_of
 from protofleet.gateway.site import ABOVE, Site
 
@@ -210,7 +211,7 @@ class GatewayRounds(Site, Coordinator):
 
     def _adder(self, found: Method) -> Callable[[Some, Mapping[str, Traits]], _Sum]:
         """Adds up what may merge of a round, and of nothing that changes meanwhile."""
-        hyper, how = self._hyper(found), self._screening(found)
+        hyper, how, most = self._hyper(found), self._screening(found), self._settings.max_samples
         classes, width, labels = self._manifest.classes, self._width(found), self._manifest.labels
 
         def add(messages: Some, traits: Mapping[str, Traits]) -> _Sum:
@@ -226,8 +227,15 @@ class GatewayRounds(Site, Coordinator):
                 some=messages,
             )
             out = {finding.device for finding in screened.findings if finding.left_out}
-            said = sum(each.samples > 0 and device not in out for device, each in traits.items())
-            return exact_total(found, screened, classes, width), said, screened.findings
+            here = [device for device in traits if device not in out]
+
+            def sums() -> Iterator[tuple[str, ExactSum]]:
+                return zip(here, map(ExactSum.of, screened.source()), strict=True)
+
+            said = sum(traits[device].samples > 0 for device in here)
+            fits = fitted(exact_total(found, screened, classes, width), said, sums, max_samples=most)
+            heavy = tuple(Finding(device, "left out", reason) for device, reason in fits.left_out.items())
+            return fits.total, said - len(heavy), (*screened.findings, *heavy)
 
         return add
 

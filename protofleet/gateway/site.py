@@ -1,7 +1,8 @@
 """What a site is held to: the terms that are announced above, kept in its store.
 
-`min_samples` is the larger of both, the encoding and the forgotten classes are those from above, and so are the share
-of devices and the deadline of rounds. Devices are never asked for more than that while nobody above can be reached.
+`min_samples` is the larger of both and `max_samples` the smaller, the encoding and the forgotten classes are those from
+above, and so are the share of devices and the deadline of rounds. Devices are never asked for more than that while
+nobody above can be reached.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Site(Core):
 
     _whole: Bundle
     _own_least: int
+    _own_most: int
     _terms: dict[str, Any]
     _announces: bool
 
     def _take_up(self, store: DurableStore) -> None:
         """Go on with the terms that are kept."""
-        self._own_least, self._announces = self._settings.min_samples, False
+        self._own_least, self._own_most = self._settings.min_samples, self._settings.max_samples
+        self._announces = False
         self._terms = kept_terms(store) or {}
         self._hold_to_terms()
 
@@ -45,7 +48,7 @@ class Site(Core):
             StoreError: when the disk refuses.
         """
         names = [self._manifest.labels[number] for number in a.withheld if number < self._manifest.classes]
-        terms = {"min_samples": a.min_samples, "encoding": a.encoding, "withheld": names}
+        terms = {"min_samples": a.min_samples, "encoding": a.encoding, "withheld": names, "max_samples": a.max_samples}
         if a.phase != "standing":
             terms |= {"fraction": a.fraction, "deadline_s": a.deadline_s}
         if terms == self._terms:
@@ -61,8 +64,10 @@ class Site(Core):
 
     def _hold_to_terms(self) -> None:
         least = max(self._own_least, int(self._terms.get("min_samples", 1)))
+        most = min(self._own_most, int(self._terms.get("max_samples", 0)) or self._own_most)
         encoding: Encoding = self._terms.get("encoding", self._encoding)
-        self._settings = replace(self._settings, min_samples=least, encoding=encoding, sums_encoding=encoding)
+        about = {"min_samples": least, "max_samples": most, "encoding": encoding, "sums_encoding": encoding}
+        self._settings = replace(self._settings, **about)  # type: ignore[arg-type]
 
     def _nothing(self, a: Announcement, found: Method, number: int, standing: Standing | None) -> Contribution:
         """A contribution that says that there are no samples.
