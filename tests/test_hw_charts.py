@@ -12,10 +12,10 @@ from hw_profiles.charts.bars import Bar, Interval, bars, byte_bars, intervals
 from hw_profiles.charts.curves import Event, Line, curves
 from hw_profiles.charts.grids import heatmap, holdings
 from hw_profiles.charts.marks import STYLE, WIDTH, standalone
-from hw_profiles.charts.scatter import Mark, Point, roofline, scatter
+from hw_profiles.charts.scatter import JOULES, Mark, Point, roofline, scatter
 from hw_profiles.charts.strips import Row, strips
 from hw_profiles.charts.timeline import Stretch, Track, timeline
-from hw_profiles.units import nice_bytes, percent, size, time_text
+from hw_profiles.units import nice_bytes, nice_joules, percent, size, time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,6 +30,13 @@ def _marks(svg: str, kind: str, style: str) -> list[ElementTree.Element]:
 )
 def test_nice_bytes(value: float, text: str) -> None:
     assert nice_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0005, "0.5 mJ"), (0.668, "0.668 J"), (114.58, "115 J"), (1200.0, "1.2 kJ")]
+)
+def test_nice_joules(value: float, text: str) -> None:
+    assert nice_joules(value) == text
 
 
 def test_strip_dots_stand_in_the_order_of_their_values() -> None:
@@ -143,6 +150,14 @@ def test_a_point_further_right_sends_more_and_nothing_sent_is_left_of_all() -> N
     (a,), (b,), (c,) = (_marks(svg, "circle", f"c-{kind}") for kind in ("fed", "ffc", "pooled"))
     assert float(a.get("cx", "")) < float(b.get("cx", "")) < float(c.get("cx", ""))
     assert float(a.get("cy", "")) > float(b.get("cy", "")) > float(c.get("cy", ""))
+
+
+def test_joules_are_an_axis_like_bytes_and_none_stands_there_only_where_something_costs_nothing() -> None:
+    svg = scatter([Mark("a", "fed", 0.5, 0.5), Mark("b", "ffc", 150.0, 0.6)], "t", JOULES)
+    assert "joules of one device" in svg
+    assert "0.1 J" in svg
+    assert ">none<" not in svg
+    assert ">none<" in scatter([Mark("a", "fed", 0, 0.5)], "t")
 
 
 def _charts(name: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from contract.errors import MethodError, UsageError
+from contract.errors import DataError, MethodError, UsageError
 from contract.methods import METHODS
 from hw_profiles.devices.schema import load_devices
 from hw_profiles.workload.model import Layer, Tensor, Workload
@@ -16,6 +16,7 @@ from lab.algorithms.base import Algorithm, WeightRule
 from lab.board_costs.cost import Range, Spent, boards, errors, run_of, spent
 from lab.board_costs.page import _front, joules_pages, wants_joules
 from lab.board_costs.work import Part, Work, device_work, network
+from lab.data.datasets import outline
 from lab.engine.experiment import lab_methods
 from lab.paper_tables.config import read_table
 from lab.paper_tables.sheet import Sheet
@@ -73,6 +74,13 @@ def test_parts_rounds_and_closings_add_up() -> None:
 def test_the_best_are_those_that_nobody_beats() -> None:
     assert _front([0.5, 0.6, 0.6, None], [1.0, 2.0, 3.0, 0.0]) == [True, True, False, False]
     assert _front([0.5, 0.5], [1.0, 1.0]) == [True, True]
+
+
+def test_what_a_device_has_is_counted_in_the_data_that_ships() -> None:
+    found = outline("fashion_mnist_subset")
+    assert (found.classes, found.input_shape, found.samples) == (10, (28, 28, 1), 6_000)
+    with pytest.raises(DataError, match="data owner/name, expected what ships: fashion_mnist_subset, got another"):
+        outline("owner/name")
 
 
 def test_errors_come_from_the_fit() -> None:
