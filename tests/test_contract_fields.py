@@ -58,6 +58,7 @@ KINDS: Mapping[str, type[Statistic]] = {
     kind.NAME: kind for kind in (*(found.statistic for found in METHODS.values()), Invented) if kind.GROUPS == 1
 }  # several groups of a class have tests of their own, below
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+thirty_each = settings(max_examples=30)  # of every kind, or in every encoding: some hundreds of the same property
 
 
 @st.composite
@@ -115,6 +116,7 @@ def test_there_is_one_statistic_of_each_name() -> None:
 
 
 @every_kind
+@thirty_each
 @given(parts=st.tuples(samples(), samples(), samples()))
 def test_merging_is_commutative_associative_and_that_of_the_pooled_data(
     kind: type[Statistic], parts: tuple[Samples, Samples, Samples]
@@ -129,6 +131,7 @@ def test_merging_is_commutative_associative_and_that_of_the_pooled_data(
 
 
 @every_kind
+@thirty_each
 @given(data=samples())
 def test_it_travels_and_comes_back(kind: type[Statistic], data: Samples) -> None:
     statistic = of(kind, data)
@@ -136,6 +139,7 @@ def test_it_travels_and_comes_back(kind: type[Statistic], data: Samples) -> None
 
 
 @every_kind
+@thirty_each
 @given(data=samples())
 def test_what_is_merged_after_the_journey_is_what_was_merged_before(kind: type[Statistic], data: Samples) -> None:
     half = len(data[0]) // 2
@@ -145,6 +149,7 @@ def test_what_is_merged_after_the_journey_is_what_was_merged_before(kind: type[S
 
 
 @every_kind
+@thirty_each
 @given(data=samples(), factor=st.floats(0.0, 1.0))
 def test_lightened_it_says_the_same_of_fewer_samples(kind: type[Statistic], data: Samples, factor: float) -> None:
     statistic = of(kind, data)
@@ -161,6 +166,7 @@ def test_lightened_it_says_the_same_of_fewer_samples(kind: type[Statistic], data
 
 
 @every_kind
+@thirty_each
 @given(classes=st.integers(1, 9), width=st.integers(1, 9))
 def test_numbers_are_those_that_a_device_with_every_class_sends(
     kind: type[Statistic], classes: int, width: int
@@ -173,6 +179,7 @@ def test_numbers_are_those_that_a_device_with_every_class_sends(
 
 
 @every_kind
+@thirty_each
 @given(data=samples())
 def test_another_number_of_fields_is_refused(kind: type[Statistic], data: Samples) -> None:
     assume(len(data[0]))
@@ -222,6 +229,7 @@ def test_statistics_of_another_kind_or_size_do_not_merge(kind: type[Statistic]) 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("kind", [Invented, KINDS["hyper-knowledge"]], ids=lambda kind: kind.NAME)
+@thirty_each
 @given(parts=st.tuples(samples(), samples()), factor=st.floats(0.0, 1.0))
 def test_probabilities_stay_probabilities(
     kind: type[Statistic], encoding: str, parts: tuple[Samples, Samples], factor: float

@@ -1,6 +1,6 @@
 """Every method in `aggregate` and `client`, as a real fleet of processes over a broker; one is not Protofleet's.
 
-By default three, which no other fleet of processes has: a method that adds noise, one that weighs devices one by one,
+By default three that no other fleet of processes has: a method that adds noise, one that weighs devices one by one,
 and the one that is not ours.
 """
 
