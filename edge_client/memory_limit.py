@@ -29,7 +29,7 @@ from edge_client.config import ClientConfig
 __all__ = ["BESIDE_BYTES", "KEPT_IN", "Needed", "fitting_forms", "measured_bytes", "trains_in_parts"]
 
 KEPT_IN = "memory.json"
-BESIDE_BYTES = 20_000_000  # photos that are read, the link, the journal: `benchmarks/device_memory.py` prints how much
+BESIDE_BYTES = 20_000_000  # photos, link, journal; 1 to 15 MB, which `benchmarks/device_memory.py` prints
 _PATIENCE_S = 1800.0
 _NO_ROOM = 3  # exit code of a trial that ran into its own limit
 _WAYS = {False: "whole", True: "parts"}  # as `memory_trial.py` has them; it is not loaded here
