@@ -20,6 +20,7 @@ fall-back is switched off.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from contract.errors import BundleError
 from contract.runtime import ORT_ERRORS, ort
 
-__all__ = ["CPU", "SPIN_US", "Provider", "Running", "open_session", "providers_built_in", "warm_up"]
+__all__ = ["CPU", "SPIN_US", "Provider", "Running", "open_session", "providers_built_in"]
 
 SPIN_US = 20  # in which a thread looks for work before it sleeps; 0: none
 _SMALLEST = (  # y = |x|, (1,) each: ModelProto of IR 10 and opset 20
@@ -117,6 +118,7 @@ def open_session(
         BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it; or, where there is no
             fall-back, when the provider fails.
     """
+    _made_once()
     values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]
 
     def opened(chosen: Provider) -> ort.InferenceSession:
@@ -138,13 +140,14 @@ def open_session(
     return _FallingBack(lambda on: opened(on), provider, name), values
 
 
-def warm_up() -> None:
-    """Make the smallest session and drop it.
+@functools.cache
+def _made_once() -> None:
+    """What ONNX Runtime makes once for all sessions, by the smallest one: 1 MB in thousands of pieces, side by side.
 
-    What ONNX Runtime makes once for all sessions, 1 MB in thousands of pieces, then lies together. Made with a large
-    session it lies between that one's pieces, and the pages around it cannot be given back (docs/decisions/169).
+    Made with a large session it lies between that one's pieces, and the pages around it cannot be given back
+    (docs/decisions/169).
     """
-    open_session(_SMALLEST, "the smallest graph")
+    _session(_SMALLEST, _options(1, training=False), CPU.settings(1))
 
 
 def _options(threads: int, training: bool) -> ort.SessionOptions:

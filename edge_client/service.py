@@ -38,7 +38,6 @@ from edge_client.identity import Identity, identity_of
 from edge_client.laid_aside import laid_aside
 from edge_client.ledger import Ledger
 from edge_client.memory_limit import fitting_forms, trains_in_parts
-from edge_client.onnx_session import warm_up
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -194,7 +193,6 @@ class Service:
                 manager=self._manager,
             )
             on_summary(client.summary(), False)
-            warm_up()
             process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True

@@ -15,7 +15,6 @@ from edge_client.code_pages import release_code
 from edge_client.config import settle_config
 from edge_client.extractor import Extractor
 from edge_client.laid_aside import laid_aside
-from edge_client.onnx_session import warm_up
 from edge_client.service import Service
 
 
@@ -60,7 +59,6 @@ def test_weights_stay_where_they_are_where_no_file_can_be_written(tmp_path: Path
 
 
 def test_a_session_over_weights_that_were_laid_aside_gives_the_same_features(mnist_like_bundle, tmp_path) -> None:
-    warm_up()
     bundle = read_bundle(mnist_like_bundle())
     aside = laid_aside(bundle.params, tmp_path)
     x = np.random.default_rng(0).integers(0, 256, (3, *bundle.manifest.input_shape), dtype=np.uint8)
