@@ -115,6 +115,13 @@ def export_command(
     with interruptible():  # a half-written bundle is removed
         exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
     _summarise(exported, console, verbose)
+    if exported.manifest.parts_note:
+        console.print(f"[yellow]note[/yellow]: {_parts_note(exported.manifest, weights)}")
+
+
+def _parts_note(manifest: Manifest, weights: str | None) -> str:
+    """What parts of a batch change, and the option that avoids it, which given weights do not have."""
+    return manifest.parts_note + ("; --norm group has none of it" if weights is None else "")
 
 
 def _refuse_beside_extend(given: dict[str, object]) -> None:
@@ -176,8 +183,6 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
     console.print(table)
-    if manifest.parts_note:
-        console.print(f"[yellow]note[/yellow]: {manifest.parts_note}; --norm group has none of it")
 
 
 def _step_in_words(manifest: Manifest) -> str:

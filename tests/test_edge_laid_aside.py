@@ -21,7 +21,8 @@ from edge_client.service import Service
 def weights() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {"kernel": (8, 3, 3, 3), "rate": (), "none": (0, 4), "dense": (512, 1024)}
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    found = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return {"odd": np.float32([1, 2, 3]), "turned": found["dense"][:4].T, **found, "last": np.float32([4, 5])}
 
 
 def resident_kb(inside: int) -> int:
@@ -44,6 +45,7 @@ def test_weights_laid_aside_are_the_same_and_leave_memory_with_the_code(tmp_path
     for name, value in own.items():
         np.testing.assert_array_equal(found[name], value, strict=True)
         assert not found[name].flags.writeable
+        assert found[name].__array_interface__["data"][0] % 64 == 0
     assert not [*tmp_path.iterdir()], "the file has no name"
     place = found["dense"].__array_interface__["data"][0]
     assert resident_kb(place) >= 2048

@@ -20,6 +20,7 @@ from contract.bundle import read_bundle, write_bundle
 from contract.messages import Signed
 from contract.methods import METHODS
 from contract.wire import decode, encode
+from export.cli import _parts_note
 from protofleet import cli
 
 
@@ -169,6 +170,8 @@ def test_a_bundle_for_parts_of_a_batch_says_so_and_what_batch_normalisation_make
     assert facts(tmp_path / "parts.bundle")["micro_batch"] == 1
     unmoved = msgspec.structs.replace(whole, state=tuple(t for t in whole.state if t.role != "buffer"))
     assert [each.parts_note for each in (parts["manifest"], unmoved)] == ["", ""]
+    assert "--norm group" in _parts_note(whole, None)
+    assert _parts_note(whole, "pretrained") == whole.parts_note, "--norm is refused beside pretrained weights"
 
 
 def test_inspecting_needs_neither_torch_nor_onnx(bundle):

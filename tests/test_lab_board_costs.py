@@ -14,11 +14,11 @@ from hw_profiles.workload.model import Layer, Tensor, Workload
 from lab.algorithms import ALGORITHMS, RULES
 from lab.algorithms.base import Algorithm, WeightRule
 from lab.board_costs.cost import Range, Spent, boards, errors, run_of, spent
-from lab.board_costs.page import _front, joules_pages, wants_joules
+from lab.board_costs.page import _front, _share, joules_pages, wants_joules
 from lab.board_costs.work import Part, Work, device_work, network
-from lab.data.datasets import outline
+from lab.data.datasets import Outline, outline
 from lab.engine.experiment import lab_methods
-from lab.paper_tables.config import read_table
+from lab.paper_tables.config import Settings, read_table
 from lab.paper_tables.sheet import Sheet
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -81,6 +81,22 @@ def test_what_a_device_has_is_counted_in_the_data_that_ships() -> None:
     assert (found.classes, found.input_shape, found.samples) == (10, (28, 28, 1), 6_000)
     with pytest.raises(DataError, match="data owner/name, expected what ships: fashion_mnist_subset, got another"):
         outline("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [
+        ({}, 600),
+        ({"only": 1000}, 100),
+        ({"local_test": 0.2}, 480),
+        ({"validation": True}, 540),
+        ({"validation": True, "test_samples": 0, "local_test": 0.2}, 384),
+    ],
+)
+def test_a_device_trains_on_no_image_that_is_scored_or_left_out(settings: dict, images: int) -> None:
+    given = {"method": "fedavg", "backbone": "small_cnn", "clients": 10, **settings}
+    experiment = msgspec.convert(given, Settings).experiment(TABLE.data, 0)
+    assert _share(experiment, Outline(10, (28, 28, 1), 6000)) == images
 
 
 def test_errors_come_from_the_fit() -> None:

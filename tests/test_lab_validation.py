@@ -11,6 +11,7 @@ from lab_samples import shipped, small_directory, some
 
 from contract.errors import UsageError
 from edge_client.data import LocalData
+from edge_client.data.splits import held_out
 from lab.data.datasets import DataSet
 from lab.data.partition import Partition, hold_back, partition
 from lab.data.validation import SHARE, hold_back_for_validation, validation_split
@@ -61,6 +62,9 @@ def test_a_tenth_of_every_class_is_asked_about_and_nobody_trains_on_it() -> None
     rows = {image.tobytes() for image in found.train.x}
     assert not rows & {image.tobytes() for image in found.test.x}
     assert validation_split(replace(data, name="the same")).test.x.tobytes() == found.test.x.tobytes()
+    held = held_out(data.train.y, SHARE, 0)  # another draw would make a ledger's numbers others
+    assert (data.train.x[held] == found.test.x).all()
+    assert not validation_split(replace(data, sources=held.astype(np.int64))).sources.any(), "a source for each image"
     none = validation_split(data, ask=False)
     assert (len(none.test), none.train.x.tobytes()) == (0, data.train.x.tobytes())
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
+import numpy as np
 
 from contract.errors import UsageError
 from hw_profiles.charts.marks import standalone
@@ -21,6 +22,8 @@ from hw_profiles.units import nice_bytes, nice_joules, percent, time_text
 from lab.board_costs.cost import Range, Spent, boards, errors, run_of
 from lab.board_costs.work import Work, device_work, network
 from lab.data.datasets import SHIPPED, Outline, outline
+from lab.data.partition import hold_back
+from lab.data.validation import SHARE, hold_back_for_validation
 from lab.engine.experiment import Experiment
 from lab.paper_tables.config import Row, Settings, Table
 from lab.paper_tables.sheet import Sheet, SheetCell
@@ -47,7 +50,8 @@ def joules_pages(stem: str, sheet: Sheet, table: Table) -> dict[str, str]:
     if table.data not in SHIPPED:
         raise UsageError(f"{stem}: charts joules", expected="a table whose data ships", got=table.data)
     data, lines = _outline(table.data), [_line(sheet, table, row) for row in table.rows]
-    shares = sorted({data.samples // each.experiment.partition.clients for each in lines})
+    shares = sorted({_share(each.experiment, data) for each in lines})
+    divided = sorted({_divided(each.experiment, data) for each in lines})
     works = [_work(each, data) for each in lines]
     able, left_out = boards()
     costs = {board.name: [run_of(work, board) for work in works] for board in able}
@@ -57,7 +61,7 @@ def joules_pages(stem: str, sheet: Sheet, table: Table) -> dict[str, str]:
     text = [
         f"# {table.title.partition(':')[0]}: and the joules of its board",
         "",
-        *_preface(stem, shares, data),
+        *_preface(stem, shares, divided),
         "",
         *_errors(),
         "",
@@ -108,19 +112,32 @@ def _outline(name: str) -> Outline:
 
 def _work(line: _Line, data: Outline) -> Work:
     net = network(line.experiment.backbone, data.input_shape, data.classes)
-    return device_work(line.experiment, line.way, net, data.samples // line.experiment.partition.clients)
+    return device_work(line.experiment, line.way, net, _share(line.experiment, data))
+
+
+def _divided(experiment: Experiment, data: Outline) -> int:
+    """How many images clients divide: what is scored for validation, and what `only` leaves out, is nobody's."""
+    scored = SHARE if experiment.validation and experiment.test_samples != 0 else 0.0
+    return experiment.partition.only or data.samples - round(scored * data.samples)
+
+
+def _share(experiment: Experiment, data: Outline) -> int:
+    """How many of them a device trains on: the even share, without its own test."""
+    cut = hold_back_for_validation if experiment.validation else hold_back
+    own = np.arange(_divided(experiment, data) // experiment.partition.clients)
+    return len(cut(own, experiment.local_test, 0)[0])
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _preface(stem: str, shares: Sequence[int], data: Outline) -> list[str]:
-    several = " or ".join(f"{share:,}" for share in shares)
+def _preface(stem: str, shares: Sequence[int], divided: Sequence[int]) -> list[str]:
+    several, of = (" or ".join(f"{each:,}" for each in numbers) for numbers in (shares, divided))
     return [
         "**Modelled, not measured**: seconds and joules of one device that does what a client of "
         f"[{stem}]({stem}.md) did, on every board whose profile ships.",
         "",
-        f"The device has {several} images, its even share of {data.samples:,}. Counted are its training steps, passes"
+        f"The device has {several} images, its even share of {of}. Counted are its training steps, passes"
         " over its images and sums, by the models of `protofleet profile` on a CPU (fp32, all cores) and of `protofleet"
         " cost` on an array. Not counted are reading images, noise, encoding, sending, waiting, and the server; no"
         " profile has a radio's power. This page is made by `protofleet lab results` from the ledger and"
