@@ -111,6 +111,12 @@ def test_wrong_numbers_are_refused_in_the_same_words(
     assert found == _alone(bytes(forged))
 
 
+def test_a_limit_holds_for_a_message_of_a_known_layout_too() -> None:
+    payload = encode(_contribution(np.ones((1, 2)), [1]))
+    with _learned(payload), pytest.raises(WireError, match="at most"):
+        decode(payload, limit_bytes=len(payload) - 1)
+
+
 def test_layouts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_MAX_LAYOUTS", 4)
     with _learned():
@@ -122,3 +128,8 @@ def test_layouts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_items_are_refused_before_anything_is_built() -> None:
     with pytest.raises(WireError, match="at most 4,096 keys"):
         arrays_in(b"\x99\xff\xff" + b"\xa0" * (MAX_ITEMS + 1))
+
+
+def test_what_is_cut_off_is_refused_as_such_however_much_it_announces() -> None:
+    with pytest.raises(WireError, match="deterministic CBOR"):
+        decode(b"\x99\xff\xff" + b"\xa0" * 100)

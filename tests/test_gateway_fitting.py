@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +75,8 @@ FITS: list[tuple[dict[str, ExactSum], set[str]]] = [
     ({"a": exact({0: 3e6}), "b": exact({1: 3e6}), "c": exact({0: 2e6, 1: 2e6})}, {"a", "b"}),
     ({"a": exact({0: 9e6}), "b": exact({0: -8e6, 2: 1.0}), "c": exact({1: 1.0})}, set()),
     ({"a": exact({0: 9e6, 3: 5e6}), "b": exact({0: -8e6}), "c": exact({1: 1.0})}, {"a", "b"}),
+    ({"a": exact({0: 4e6}), "b": exact({0: 1e6}), "c": exact({1: 9e5}), "d": exact({1: 4e6})}, {"a", "d"}),
+    ({"a": exact({0: 4e6}), "b": exact({0: 3.5e6}), "c": exact({1: 3e6}), "d": exact({1: 2e6})}, {"a", "c"}),
     ({"a": exact({}, (MAX_COUNT - 1, 0)), "b": exact({}, (2, 7)), "c": exact({}, (0, MAX_COUNT))}, {"a", "c"}),
 ]
 
@@ -91,6 +95,27 @@ def test_who_makes_most_of_what_is_too_large_is_left_out(sums: dict[str, ExactSu
         assert set(found.left_out) == out
         assert found.total.equal(rest)
         found.total.numbers.words()
+
+
+def test_of_many_devices_the_sums_of_a_few_are_in_memory() -> None:
+    """And who is left out is the same: of 300 with 100,000 each more than half, those whose names come first."""
+    alive, most = weakref.WeakSet[ExactSum](), 0
+
+    def sums() -> Iterator[tuple[str, ExactSum]]:
+        nonlocal most
+        for number in range(300):
+            its = exact({0: 1e5})
+            alive.add(its)
+            most = max(most, len(alive))
+            yield f"{number:03}", its
+
+    total = ExactSum(FixedPoint.of(np.array([1e5, 0, 0, 0])), np.array([1, 1]))
+    for _ in range(299):
+        total = total.add(exact({0: 1e5}))
+    found = fitted(total, 300, sums, max_samples=10)
+    assert list(found.left_out) == [f"{number:03}" for number in range(300 - 41)]
+    assert found.total.numbers.to_float().tolist() == [41e5, 0, 0, 0]
+    assert most < 20
 
 
 def test_who_says_more_than_may_be_above_is_left_out_first() -> None:
