@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import weakref
 from collections.abc import Iterator
@@ -118,12 +119,22 @@ def test_of_many_devices_the_sums_of_a_few_are_in_memory() -> None:
     assert most < 20
 
 
+def test_who_is_among_the_heaviest_for_a_number_that_fits_by_then_stays() -> None:
+    """However many they are: one liar makes a class too large, and sixty with less another one."""
+    honest = {f"honest {number}": exact({0: 1e5}) for number in range(20)}
+    sums = {"a": exact({0: 4e6})} | honest | {f"liar {number}": exact({1: 8e4}) for number in range(60)}
+    total = functools.reduce(ExactSum.add, sums.values())
+    found = fitted(total, len(sums), sums.items, max_samples=10)
+    assert len(found.left_out) == 1 + 8
+    assert honest.keys().isdisjoint(found.left_out)
+
+
 def test_who_says_more_than_may_be_above_is_left_out_first() -> None:
-    sums = {"a": exact({0: 3e6}, (100, 0)), "b": exact({0: 3e6}, (9, 2)), "c": exact({}, (0, 1))}
+    sums = {"a": exact({0: 3e6}, (100, 0)), "b": exact({0: 3e6}, (9, 21)), "c": exact({}, (0, 1))}
     total = sums["a"].add(sums["b"]).add(sums["c"])
     found = fitted(total, 3, sums.items, max_samples=30)
     assert found.left_out == {"a": "100 samples, and at most 30 of one device are taken above"}
-    assert fitted(sums["b"].add(sums["c"]), 2, pytest.fail, max_samples=6).left_out == {}  # nobody is asked for
+    assert fitted(sums["b"].add(sums["c"]), 2, pytest.fail, max_samples=16).left_out == {}  # nobody is asked for
 
 
 # ── where sums stand ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,6 +213,7 @@ def test_a_site_takes_no_more_samples_of_a_device_than_the_aggregator_above(
         above, site = opened(tmp_path / "r", whole, "ncm", ("a", "b"), max_samples=100)  # type: ignore[assignment]
     else:
         sends(site, whole, "before", claims(200), 1)
+        steps(site)
         site.hold_to(above.announcement(), 0.0)
         steps(site)
         assert told(site) == [("before", "rejected")]
@@ -220,8 +232,9 @@ def test_a_site_takes_no_more_samples_of_a_device_than_the_aggregator_above(
 
 def test_in_rounds_the_heaviest_is_left_out_of_what_goes_up(tmp_path: Path, whole: Bundle) -> None:
     """The line names it; after a kill it is the same."""
-    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:3])
+    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:4])
     mine = local_means(1)
+    sends(site, whole, "d", mine.from_means(mine.means * 0, [0, 0, 0]))  # which is none of the site's devices
     for device, factor, count in (("a", 1.0, 10), ("b", 1.1, 20), ("c", 4.5, 900_000)):
         sends(site, whole, device, mine.from_means(mine.means * factor, [count, 10, 0]))
     gathered(site, whole)
