@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,22 @@ def test_a_limit_holds_for_a_message_of_a_known_layout_too() -> None:
     payload = encode(_contribution(np.ones((1, 2)), [1]))
     with _learned(payload), pytest.raises(WireError, match="at most"):
         decode(payload, limit_bytes=len(payload) - 1)
+
+
+@pytest.mark.parametrize(("devices", "what"), [(0, "triangle"), (2, "exact sums")])
+def test_a_triangle_and_exact_sums_are_looked_at(devices: int, what: str) -> None:
+    kind = np.int64 if devices else np.float64
+    rows = ClassRows(np.zeros(1, np.uint16), np.ones((1, 1), kind))
+    good = encode(
+        replace(_contribution(np.ones((1, 1)), [1]), body=rows, triangle=np.ones(1, kind), devices=devices), "f64"
+    )
+    wrong = np.array([(1 << 62) + 1], "<i8") if devices else np.array([np.nan], "<f8")
+    start, stop = arrays_in(good)[-1]
+    forged = good[:start] + wrong.tobytes() + good[stop:]
+    with _learned(good):
+        decode(good)
+        with pytest.raises(WireError, match=what):
+            decode(forged)
 
 
 def test_layouts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
