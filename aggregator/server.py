@@ -121,7 +121,7 @@ class Server:
                 *(topics.status(fleet), self._round_topic, topics.global_all(fleet)),
                 *([] if blinded is None else [topics.helper_answer(fleet)]),
             ],
-            will=self._will(),
+            will=self._will,
             receive_maximum=RECEIVE_MAXIMUM,
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
@@ -306,7 +306,7 @@ class Server:
             self._asked[device] = self._say(topics.status(self._fleet, device), Status(False, instance, 0))
 
     def _will(self) -> tuple[str, bytes]:
-        """What the broker is to say when it loses us on the next connection."""
+        """What the broker is to say when it loses us on one more connection; asked in the network thread."""
         return self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.will()))
 
     # ── the seat ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -385,7 +385,6 @@ class Server:
             )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
         self._seat.connected(time.monotonic())
-        self._link.will = self._will()
         if self._helper is not None:
             self._helper.connected()
 

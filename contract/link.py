@@ -22,7 +22,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from contract.address import Address
 from contract.certificates import CertificateWatch, Expiry
@@ -47,8 +47,20 @@ from contract.link_actions import (
 from contract.transport import Transport
 from contract.wire import CONTENT_TYPE
 
-__all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Noticed", "Received", "client_id"]
+__all__ = [
+    "Address",
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Failed",
+    "Link",
+    "Noticed",
+    "Received",
+    "Will",
+    "client_id",
+]
 
+Will = tuple[str, bytes]
 _LOOKS = 4  # of the network thread in one keepalive, which it sends between
 
 
@@ -66,8 +78,8 @@ class Link:
         address: where the broker is.
         client_id: unique at the broker; a second client of that id takes over and ends this link with `Failed`.
         subscriptions: topic filters, at QoS 1; there may be none. What is retained there comes after every `Connected`.
-        will: topic and payload that the broker publishes, retained, when we vanish; its owner may set another one for
-            the next connection.
+        will: topic and payload that the broker publishes, retained, when we vanish; or what makes them in the network
+            thread, anew for each connection, however long the owner does not look.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
         largest_bytes: the largest payload that is of any use here: the broker is told to drop larger ones, since one
@@ -83,7 +95,7 @@ class Link:
         client_id: str,
         *,
         subscriptions: Sequence[str],
-        will: tuple[str, bytes] | None = None,
+        will: Will | Callable[[], Will] | None = None,
         keepalive_s: int = 60,
         receive_maximum: int = 64,
         largest_bytes: int | None = None,
@@ -91,7 +103,7 @@ class Link:
         content_type: str = CONTENT_TYPE,
     ) -> None:
         self._address, self._client_id = address, client_id
-        self.will = will  # of the next connection
+        self._will = will
         self._keepalive_s, self._receive_maximum = keepalive_s, receive_maximum
         self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
@@ -271,7 +283,7 @@ class Link:
                 self._lock,
                 self._address,
                 self._client_id,
-                will=self.will,
+                will=self._will() if callable(self._will) else self._will,
                 keepalive_s=self._keepalive_s,
                 receive_maximum=self._receive_maximum,
                 packet_bytes=self._packet_bytes,

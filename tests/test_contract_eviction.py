@@ -128,7 +128,7 @@ def test_an_old_death_that_a_broker_comes_back_with_again_and_again_ends_nobody(
     for seed in range(20):
         for died in (Status(False, b"run1dead", 90, issued=3), Status(False, b"run0dead", 900)):
             broker, seat = OneSession(seed), Seat(FLEET, b"run1", started=100)
-            broker.retained = died if seed % 2 else None
+            broker.retained = (None, died, Status(False, b"run9dead", 5))[seed % 3]
             broker.joins("seat", seat, lambda seat=seat: seat.birth, seat.will)  # type: ignore[misc]
             for _ in range(4):
                 broker.until(broker.now + 4)
@@ -174,6 +174,9 @@ def test_over_mosquitto_with_the_shipped_rules(tmp_path: Path, monkeypatch: pyte
         older = Running(authority.address("aggregator"), one, bundle)
         wait(lambda: older.server._seat.taken, 60)
         older.server._seat._eviction._was_there = True  # as after ten seconds
+        will = older.server._link._will
+        assert callable(will)  # also while it is busy each connection has another
+        assert will() != will()
         for module, name, seconds in ((eviction_module, "SOON_S", 60.0), (seat_module, "LISTEN_S", 3.0)):
             monkeypatch.setattr(module, name, seconds)  # of a machine that is as slow as one that runs all tests
         monkeypatch.setattr(seat_module, "_RETURN_S", 60.0)

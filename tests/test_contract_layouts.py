@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,28 @@ def test_wrong_numbers_are_refused_in_the_same_words(
     assert found == _alone(bytes(forged))
 
 
+def test_a_limit_holds_for_a_message_of_a_known_layout_too() -> None:
+    payload = encode(_contribution(np.ones((1, 2)), [1]))
+    with _learned(payload), pytest.raises(WireError, match="at most"):
+        decode(payload, limit_bytes=len(payload) - 1)
+
+
+@pytest.mark.parametrize(("devices", "what"), [(0, "triangle"), (2, "exact sums")])
+def test_a_triangle_and_exact_sums_are_looked_at(devices: int, what: str) -> None:
+    kind = np.int64 if devices else np.float64
+    rows = ClassRows(np.zeros(1, np.uint16), np.ones((1, 1), kind))
+    good = encode(
+        replace(_contribution(np.ones((1, 1)), [1]), body=rows, triangle=np.ones(1, kind), devices=devices), "f64"
+    )
+    wrong = np.array([(1 << 62) + 1], "<i8") if devices else np.array([np.nan], "<f8")
+    start, stop = arrays_in(good)[-1]
+    forged = good[:start] + wrong.tobytes() + good[stop:]
+    with _learned(good):
+        decode(good)
+        with pytest.raises(WireError, match=what):
+            decode(forged)
+
+
 def test_layouts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_MAX_LAYOUTS", 4)
     with _learned():
@@ -122,3 +145,8 @@ def test_layouts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_items_are_refused_before_anything_is_built() -> None:
     with pytest.raises(WireError, match="at most 4,096 keys"):
         arrays_in(b"\x99\xff\xff" + b"\xa0" * (MAX_ITEMS + 1))
+
+
+def test_what_is_cut_off_is_refused_as_such_however_much_it_announces() -> None:
+    with pytest.raises(WireError, match="deterministic CBOR"):
+        decode(b"\x99\xff\xff" + b"\xa0" * 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -257,6 +258,17 @@ def test_a_clean_end_publishes_no_death(broker, links):
     device.wait_connected(60)
     device.close()
     assert watcher.receive(0.7) is None
+
+
+def test_each_connection_has_a_will_of_its_own_also_while_its_owner_does_not_look(broker, links):
+    watcher = links(broker.url, "watcher", "status/device")
+    watcher.wait_connected(60)
+    numbers, proxy = itertools.count(1), Proxy(broker.url, cut_after=[4, 4])
+    try:
+        links(proxy.url, "device", will=lambda: ("status/device", b"%d" % next(numbers)))
+        assert take(watcher, 2) == [b"1", b"2"]
+    finally:
+        proxy.close()
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4, 5, 6])

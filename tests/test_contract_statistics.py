@@ -210,3 +210,9 @@ def test_what_a_message_carries_is_the_same_statistic_with_and_without_another_l
         assert one.tobytes() == other.tobytes()
         assert one.dtype == other.dtype
         assert not other.flags.writeable
+
+
+@pytest.mark.parametrize("own", ["travelled", "build"])
+def test_a_kind_that_makes_its_values_itself_is_looked_at(own):
+    assert not ClassMeans.has_checks()
+    assert type("Own", (ClassMeans,), {own: classmethod(lambda cls, *given: None)}).has_checks()

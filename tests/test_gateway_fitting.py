@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +76,8 @@ FITS: list[tuple[dict[str, ExactSum], set[str]]] = [
     ({"a": exact({0: 3e6}), "b": exact({1: 3e6}), "c": exact({0: 2e6, 1: 2e6})}, {"a", "b"}),
     ({"a": exact({0: 9e6}), "b": exact({0: -8e6, 2: 1.0}), "c": exact({1: 1.0})}, set()),
     ({"a": exact({0: 9e6, 3: 5e6}), "b": exact({0: -8e6}), "c": exact({1: 1.0})}, {"a", "b"}),
+    ({"a": exact({0: 4e6}), "b": exact({0: 1e6}), "c": exact({1: 9e5}), "d": exact({1: 4e6})}, {"a", "d"}),
+    ({"a": exact({0: 4e6}), "b": exact({0: 3.5e6}), "c": exact({1: 3e6}), "d": exact({1: 2e6})}, {"a", "c"}),
     ({"a": exact({}, (MAX_COUNT - 1, 0)), "b": exact({}, (2, 7)), "c": exact({}, (0, MAX_COUNT))}, {"a", "c"}),
 ]
 
@@ -93,12 +98,43 @@ def test_who_makes_most_of_what_is_too_large_is_left_out(sums: dict[str, ExactSu
         found.total.numbers.words()
 
 
+def test_of_many_devices_the_sums_of_a_few_are_in_memory() -> None:
+    """And who is left out is the same: of 300 with 100,000 each more than half, those whose names come first."""
+    alive, most = weakref.WeakSet[ExactSum](), 0
+
+    def sums() -> Iterator[tuple[str, ExactSum]]:
+        nonlocal most
+        for number in range(300):
+            its = exact({0: 1e5})
+            alive.add(its)
+            most = max(most, len(alive))
+            yield f"{number:03}", its
+
+    total = ExactSum(FixedPoint.of(np.array([1e5, 0, 0, 0])), np.array([1, 1]))
+    for _ in range(299):
+        total = total.add(exact({0: 1e5}))
+    found = fitted(total, 300, sums, max_samples=10)
+    assert list(found.left_out) == [f"{number:03}" for number in range(300 - 41)]
+    assert found.total.numbers.to_float().tolist() == [41e5, 0, 0, 0]
+    assert most < 20
+
+
+def test_who_is_among_the_heaviest_for_a_number_that_fits_by_then_stays() -> None:
+    """However many they are: one liar makes a class too large, and sixty with less another one."""
+    honest = {f"honest {number}": exact({0: 1e5}) for number in range(20)}
+    sums = {"a": exact({0: 4e6})} | honest | {f"liar {number}": exact({1: 8e4}) for number in range(60)}
+    total = functools.reduce(ExactSum.add, sums.values())
+    found = fitted(total, len(sums), sums.items, max_samples=10)
+    assert len(found.left_out) == 1 + 8
+    assert honest.keys().isdisjoint(found.left_out)
+
+
 def test_who_says_more_than_may_be_above_is_left_out_first() -> None:
-    sums = {"a": exact({0: 3e6}, (100, 0)), "b": exact({0: 3e6}, (9, 2)), "c": exact({}, (0, 1))}
+    sums = {"a": exact({0: 3e6}, (100, 0)), "b": exact({0: 3e6}, (9, 21)), "c": exact({}, (0, 1))}
     total = sums["a"].add(sums["b"]).add(sums["c"])
     found = fitted(total, 3, sums.items, max_samples=30)
     assert found.left_out == {"a": "100 samples, and at most 30 of one device are taken above"}
-    assert fitted(sums["b"].add(sums["c"]), 2, pytest.fail, max_samples=6).left_out == {}  # nobody is asked for
+    assert fitted(sums["b"].add(sums["c"]), 2, pytest.fail, max_samples=16).left_out == {}  # nobody is asked for
 
 
 # ── where sums stand ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,6 +213,7 @@ def test_a_site_takes_no_more_samples_of_a_device_than_the_aggregator_above(
         above, site = opened(tmp_path / "r", whole, "ncm", ("a", "b"), max_samples=100)  # type: ignore[assignment]
     else:
         sends(site, whole, "before", claims(200), 1)
+        steps(site)
         site.hold_to(above.announcement(), 0.0)
         steps(site)
         assert told(site) == [("before", "rejected")]
@@ -195,8 +232,9 @@ def test_a_site_takes_no_more_samples_of_a_device_than_the_aggregator_above(
 
 def test_in_rounds_the_heaviest_is_left_out_of_what_goes_up(tmp_path: Path, whole: Bundle) -> None:
     """The line names it; after a kill it is the same."""
-    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:3])
+    above, site = opened(tmp_path, whole, "fedproto", DEVICES[:4])
     mine = local_means(1)
+    sends(site, whole, "d", mine.from_means(mine.means * 0, [0, 0, 0]))  # which is none of the site's devices
     for device, factor, count in (("a", 1.0, 10), ("b", 1.1, 20), ("c", 4.5, 900_000)):
         sends(site, whole, device, mine.from_means(mine.means * factor, [count, 10, 0]))
     gathered(site, whole)

@@ -4,13 +4,15 @@ A gateway's message holds numbers up to 2²² (`contract/fixed_point.py`) and a 
 aggregator above takes so many samples of each device. A site whose sums are within that goes up whole. Else, in order:
 
 1. who says that it has more samples than one device may have above is left out;
-2. of the numbers that are too large, the devices that make most of them are left out, until none is.
+2. who makes most of the numbers that are too large is left out, and then who does of those that still are, until none
+   is.
 
 What remains is a function of what the devices sent, whatever the order in which it came.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from contract.messages import MAX_COUNT
 __all__ = ["Fitted", "fitted"]
 
 _LARGEST = LARGEST_INTEGER * 2.0**-FRACTION_BITS
+_AT_ONCE = 16  # devices whose sums are in memory together: each takes as much as the site's
 
 Sums = Callable[[], Iterable[tuple[str, ExactSum]]]
 """Gives each device's sums; asked for each pass over them."""
@@ -58,16 +61,30 @@ def fitted(total: ExactSum, devices: int, sums: Sums, *, max_samples: int) -> Fi
                 left_out[device] = f"{samples:,} samples, and at most {max_samples:,} of one device are taken above"
                 total = total.subtract(its)
     while (large := _too_large(total)).any():  # ends: of nobody nothing is too large
-        ranked = sorted(
-            ((-_share(its, total, large), device, its) for device, its in sums() if device not in left_out),
-            key=lambda each: each[:2],
-        )
-        for _, device, its in ranked:
-            left_out[device] = _words(int(its.counts.sum()))
-            total = total.subtract(its)
-            if not (_too_large(total) & large).any():
-                break
+        total = _without_the_worst(total, large, ((d, its) for d, its in sums() if d not in left_out), left_out)
     return Fitted(total, left_out)
+
+
+def _without_the_worst(
+    total: ExactSum, large: NDArray[np.bool_], here: Iterable[tuple[str, ExactSum]], left_out: dict[str, str]
+) -> ExactSum:
+    """The sums without those that make most of what is too large, one after another until none of it is, or until
+    somebody else may make more of what still is: only the sums of a few are kept in memory."""
+
+    def rank(each: tuple[str, ExactSum]) -> tuple[float, str]:
+        return -_share(each[1], total, large), each[0]  # of what is too large by then
+
+    worst = heapq.nsmallest(_AT_ONCE, here, rank)
+    others = rank(worst[-1])[0] if len(worst) == _AT_ONCE else np.inf
+    while worst and large.any():
+        device, its = first = min(worst, key=rank)
+        if rank(first)[0] > others:
+            break
+        worst.remove(first)
+        left_out[device] = _words(int(its.counts.sum()))
+        total = total.subtract(its)
+        large = large & _too_large(total)
+    return total
 
 
 def _too_large(total: ExactSum) -> NDArray[np.bool_]:

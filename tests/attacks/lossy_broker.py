@@ -11,8 +11,9 @@ killed may forget what it retained. The will is published when a connection brea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from contract.link import Will
 from contract.link_actions import Connected, Disconnected, Event, Received
 
 __all__ = ["Killed", "LossyBroker", "ModelLink"]
@@ -35,9 +36,14 @@ class ModelLink:
     """
 
     def __init__(
-        self, broker: LossyBroker, client: str, subscriptions: Sequence[str], will: tuple[str, bytes] | None = None
+        self,
+        broker: LossyBroker,
+        client: str,
+        subscriptions: Sequence[str],
+        will: Will | Callable[[], Will] | None = None,
     ) -> None:
-        self.broker, self.client, self.subscriptions, self.will = broker, client, tuple(subscriptions), will
+        self.broker, self.client, self.subscriptions, self.made_will = broker, client, tuple(subscriptions), will
+        self.will: Will | None = None  # of the connection
         self.number, self.up, self.dies_after = 0, False, None
         self.outgoing: dict[str, deque[tuple[bytes, bool]]] = {}
         self.coming: dict[str, deque[tuple[bytes, bool]]] = {}
@@ -101,6 +107,7 @@ class LossyBroker:
     def connect(self, link: ModelLink) -> None:
         """A connection, and what is retained for it."""
         link.number, link.up = link.number + 1, True
+        link.will = link.made_will() if callable(link.made_will) else link.made_will
         link.outgoing, link.coming = {}, {}
         link.events.append(Connected(LIMIT_BYTES))
         for topic, payload in self.retained.items():
