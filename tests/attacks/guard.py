@@ -52,14 +52,15 @@ def guarded() -> Iterator[None]:
     if not _watching:  # a hook stays for the life of a process, and does nothing outside of this
         sys.addaudithook(_hook)
         _watching = True
-    before = tempfile.tempdir
+    before, compiles = tempfile.tempdir, sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # a module that is imported within leaves nothing beside it
     _others = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {threading.get_ident()}
     with tempfile.TemporaryDirectory(prefix="pf-attack-", dir=in_memory()) as folder:
         tempfile.tempdir, _allowed = folder, os.path.realpath(folder) + os.sep
         try:
             yield
         finally:
-            tempfile.tempdir, _allowed = before, None
+            tempfile.tempdir, _allowed, sys.dont_write_bytecode = before, None, compiles
 
 
 def in_memory() -> str | None:
