@@ -182,20 +182,8 @@ def test_what_a_step_holds_is_told_apart_by_what_it_is_for():
 
 CHILD = """
 import sys
-import numpy as np
-from contract.bundle import read_bundle
-from contract.messages import Announcement
-from edge_client.data import LocalData
-from edge_client.device import Device
-from edge_client.process_metrics import peak_rss_bytes
-bundle = read_bundle(sys.argv[1])
-m = bundle.manifest
-count = int(sys.argv[2])
-x, y = np.zeros((count, *m.input_shape), np.uint8), np.arange(count) % m.classes
-device = Device(bundle, LocalData(x, y), "device-1")
-for number, method in enumerate((m.method, m.method, "ffc")):
-    device.run_round(Announcement(bytes(4), number + 1, "open", method, bundle.sha256), None)
-print(peak_rss_bytes())
+from edge_client.memory_trial import WHOLE, peaks
+print(max(peaks(sys.argv[1], 1, WHOLE)))
 """
 
 
@@ -207,10 +195,10 @@ def terms_of(path, samples):
 
 @pytest.mark.parametrize("backbone", ["small_cnn", "fedproto_mnist", "fedhp_mnist"])
 def test_our_own_device_takes_at_most_what_is_predicted_through_rounds_and_ffc(backbone, mnist_like_bundle):
-    """In a process of its own, network aside; real clients on a broker: benchmarks/memory_model.py."""
+    """In a process of its own, network aside, its own head solved; real clients: benchmarks/memory_model.py."""
     path = mnist_like_bundle(backbone=backbone, hyper={"epochs": 1})
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-c", CHILD, str(path), "200"]
+    command = [sys.executable, "-c", CHILD, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     predicted = client_memory(terms_of(path, 200))
     assert int(done.stdout) <= predicted.at_most(predicted.peak_bytes)
