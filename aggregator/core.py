@@ -155,7 +155,7 @@ class Core(ABC):
     def _opened(self, device: str, payload: bytes, limit_bytes: int) -> Message:
         """What came on a device's `up` topic, if it is the device's; who poses as it is noted."""
         try:
-            return self.gate.opened(device, "", payload, limit_bytes=limit_bytes)
+            return self.gate.opened(device, None, payload, limit_bytes=limit_bytes)
         except Intrusion as intrusion:
             self.gate.note(device, intrusion.cause, str(intrusion), time.time())
             raise

@@ -103,12 +103,18 @@ class Gate:
         return self._keys.get(device)
 
     def opened(
-        self, device: str, topic: str, payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES, is_ours: bool = False
+        self,
+        device: str,
+        topic: str | None,
+        payload: bytes,
+        *,
+        limit_bytes: int = MAX_MESSAGE_BYTES,
+        is_ours: bool = False,
     ) -> Message:
         """What came under the device's name on this topic.
 
         Args:
-            topic: where it came; its `up` topic where empty.
+            topic: where it came; its `up` topic when None, which is made only where a signature is checked.
             limit_bytes: a larger one is refused.
             is_ours: whether we have published it ourselves.
 
@@ -125,7 +131,7 @@ class Gate:
             raise
         inner = message.payload if isinstance(message, Signed) else payload
         if held and not is_ours:
-            self._check(device, topic or self.topic(device), message, inner)
+            self._check(device, self.topic(device) if topic is None else topic, message, inner)
         return decode(inner) if isinstance(message, Signed) else message
 
     def _check(self, device: str, topic: str, message: Message, inner: bytes) -> None:

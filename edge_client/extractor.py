@@ -20,7 +20,9 @@ from edge_client.data.samples import release_pages
 from edge_client.onnx_session import CPU, Provider, open_session
 from edge_client.trainer import Weights
 
-__all__ = ["Extractor", "GivenFeatures", "checked"]
+__all__ = ["BLOCK_SAMPLES", "Extractor", "GivenFeatures", "checked"]
+
+BLOCK_SAMPLES = 512  # whose features are taken at a time
 
 
 class Extractor:
@@ -62,7 +64,7 @@ class Extractor:
             self.on_batch()
         return out
 
-    def blocks(self, x: NDArray[np.uint8], samples: int = 512) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    def blocks(self, x: NDArray[np.uint8], samples: int = BLOCK_SAMPLES) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """The features of images (N, H, W, c), at most `samples` at a time: (which rows, their features)."""
         for start in range(0, len(x), samples):
             rows = slice(start, min(start + samples, len(x)))

@@ -26,6 +26,7 @@ from functools import lru_cache
 from contract.errors import MethodError
 from contract.methods import DEFAULT, METHODS, Head, Method, Value, closing_method, method
 from contract.statistics import ClassMeans, Field
+from edge_client.extractor import BLOCK_SAMPLES
 from export.backbones import find_backbone
 from export.build import load_dynamo
 from export.features import export_features
@@ -44,7 +45,6 @@ from lab.engine.experiment import Experiment
 
 __all__ = ["Network", "Part", "Work", "device_work", "network"]
 
-_BLOCK = 512  # images that a device's extractor takes at a time (edge_client/extractor.py)
 _ROLES: Mapping[str, Role] = {"param": "parameter", "optimizer": "optimizer", "frozen": "frozen"}
 _HEADS: Mapping[str, tuple[Head, HeadUse]] = {
     "local": ("local", "trained"),
@@ -225,7 +225,7 @@ def _steps(
 
 def _pass(net: Network, samples: int, times: int) -> Part:
     """Features of all its samples, in blocks."""
-    block = min(_BLOCK, samples)
+    block = min(BLOCK_SAMPLES, samples)
     return Part("features", fold_weights(net.forward_at(block)), times * samples / block)
 
 

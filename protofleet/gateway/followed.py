@@ -21,9 +21,8 @@ __all__ = ["MARGIN", "MARGIN_S", "QUIET_S", "FollowedRounds", "policy_of"]
 
 QUIET_S = 10.0
 MARGIN, MARGIN_S = 0.1, 60.0  # of a deadline: a tenth, a minute at most
-LEAST_MARGIN_S = (
-    2.5  # and that at least, or half of it: a round is heard of within a second, and what goes up takes time
-)
+# and that at least, or half of it: a round is heard of within a second, and what goes up takes time
+LEAST_MARGIN_S = 2.5
 
 
 def policy_of(min_clients: int, fraction: float, deadline_s: float) -> Policy:
