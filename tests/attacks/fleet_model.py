@@ -57,6 +57,7 @@ SETTINGS = Settings(
     policy=Policy(min_clients=2, deadline_s=30),
 )
 MANIFEST = manifest(classes=CLASSES, width=WIDTH)
+_CENTRES = 2.0 * np.random.default_rng(0).normal(size=(CLASSES, WIDTH))
 
 
 class Clock:
@@ -75,11 +76,14 @@ class Clock:
 
 
 def statistic_of(device: str, key: Key) -> Statistic:
-    """What a device has to say in a round: always the same, and plausible beside the others'."""
+    """What a device has to say in a round: always the same, and plausible beside the others', who have the same classes
+    (means drawn alone look, in one run of two hundred, like labels that were swapped, and their device is left out)."""
     rng = np.random.default_rng([*device.encode(), *key[0], key[1]])
+    labels = rng.integers(0, CLASSES, 30) if key[2] == "ffc" else np.arange(CLASSES)
+    features = unit_rows(_CENTRES[labels] + rng.normal(size=(len(labels), WIDTH)))
     if key[2] == "ffc":
-        return FeatureGram.of(unit_rows(rng.normal(size=(30, WIDTH))), rng.integers(0, CLASSES, 30), CLASSES)
-    return ClassMeans.from_means(unit_rows(rng.normal(size=(CLASSES, WIDTH))), [10] * CLASSES)
+        return FeatureGram.of(features, labels, CLASSES)
+    return ClassMeans.from_means(features, [10] * CLASSES)
 
 
 class DeviceProcess:
