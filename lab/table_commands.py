@@ -107,7 +107,7 @@ def results_command(
     for name in changed:
         console.print(f"{folder / name}", highlight=False, soft_wrap=True)
     if check and changed:
-        hint = f"protofleet lab results {folder}"
+        hint = f"protofleet lab results {folder}, and remove pages whose ledger is gone"
         raise UsageError(
             "--check", expected="pages as their ledgers make them", got=f"{len(changed)} that differ", hint=hint
         )

@@ -14,7 +14,7 @@ from hw_profiles.devices.schema import load_devices
 from lab.board_costs.cost import run_of
 from lab.board_costs.work import device_work, network
 from lab.paper_tables import run_log
-from lab.paper_tables.config import TABLES, Column, Missing, Preset, Row, Settings, Table, read_table
+from lab.paper_tables.config import TABLES, Column, Missing, Preset, Quick, Row, Settings, Table, read_table
 from lab.paper_tables.pages import differing, take, write
 from lab.paper_tables.run_log import Finished, Ledger, code_mark
 from lab.paper_tables.sheet import UNNAMED, Sheet, SheetCell, is_ledger, merged, read_sheet, write_json
@@ -185,6 +185,11 @@ def test_the_command_writes_what_differs_and_check_fails_until_then(
     page.write_text(page.read_text().replace("seeds", "sees"))
     assert differing(tmp_path) == [page.name]
     assert write(tmp_path) == [page]
+    (tmp_path / "mine.md").write_text("What I think of it.")
+    assert differing(tmp_path) == []
+    (tmp_path / "gone.md").write_text(page.read_text())
+    (tmp_path / "gone-curves.svg").write_text("")
+    assert differing(tmp_path) == ["gone.md", "gone-curves.svg"]
     assert main(["lab", "results", str(tmp_path), "--check", "--take", str(LEDGERS[1])]) == 2
     assert "--take with --check, expected one of them" in capsys.readouterr().err
     assert main(["lab", "results", str(tmp_path / "none")]) == 1
@@ -195,14 +200,40 @@ def test_newer_cells_take_the_place_of_older_ones(tmp_path: Path) -> None:
     before = _sheet(_cell("near", 0.5), _cell("far", 0.5))
     newer = _sheet(_cell("far", 0.6), _cell("base", 0.7))
     assert {cell.row: cell.accuracy for cell in merged(before, newer).cells} == {"near": 0.5, "far": 0.6, "base": 0.7}
-    with pytest.raises(UsageError, match="expected a whole run of t, got other"):
+    with pytest.raises(UsageError, match="expected a run of t, whole, got other, whole"):
         merged(before, _sheet(table="other"))
     write_json(tmp_path / "out.json", newer)
     (folder := tmp_path / "results").mkdir()
     assert read_sheet(take(folder, tmp_path / "out.json")) == newer
-    write_json(tmp_path / "quick.json", msgspec.structs.replace(newer, quick="a round"))
-    with pytest.raises(UsageError, match="--take, expected a whole run"):
+    quick = msgspec.structs.replace(newer, quick="a round")
+    write_json(tmp_path / "quick.json", quick)
+    with pytest.raises(UsageError, match=r"--take, expected a name that ends with -quick.json for a quick run"):
         take(folder, tmp_path / "quick.json")
+    write_json(tmp_path / "out-quick.json", quick)
+    assert read_sheet(take(folder, tmp_path / "out-quick.json")) == quick
+    write_json(tmp_path / "out-quick.json", msgspec.structs.replace(newer, quick="two rounds"))
+    with pytest.raises(UsageError, match=r"expected a run of t, quick \(a round\), got t, quick \(two rounds\)"):
+        take(folder, tmp_path / "out-quick.json")
+
+
+def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave() -> None:
+    table = msgspec.structs.replace(TABLE, quick=Quick(says="a round", settings=Settings(rounds=1)))
+
+    def of_quick(row: str, accuracy: float, rounds: int = 1) -> SheetCell:
+        resolved = table.settle({each.name: each for each in table.rows}[row], table.columns[0], quick=True)
+        resolved = msgspec.structs.replace(resolved, rounds=rounds).experiment(table.data, 0).resolved()
+        return _cell(row, accuracy, resolved=resolved)
+
+    cells = [of_quick("near", 0.3), of_quick("gain", 0.33), of_quick("base", 0.3), of_quick("wide", 0.2, rounds=2)]
+    quick = msgspec.structs.replace(_sheet(*cells), quick="a round")
+    found = {(each.row, each.what): each for each in claims_of(table, _sheet(_cell("near", 0.5)), "", quick)}
+    assert found["near", "accuracy"].quick is None, "it has been run"
+    assert found["gain", "gain over base"].quick == pytest.approx(10.0)
+    assert found["gain", "gain over base"].verdict == "not run"
+    assert found["wide", "accuracy"].quick is None, "of another fraction than the table has now"
+    assert found["far", "accuracy"].quick is None
+    (near,) = (each for each in claims_of(table, None, "", quick) if each.row == "near")
+    assert (near.verdict, near.ours, near.quick) == ("not run", None, pytest.approx(30.0))
 
 
 def test_no_ledger_is_one_line(tmp_path: Path) -> None:

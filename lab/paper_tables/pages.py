@@ -1,6 +1,7 @@
 """`protofleet lab results`: every page and chart of a folder of ledgers, made again without running anything.
 
-    FOLDER/NAME.json   the ledgers (`sheet.py`): read
+    FOLDER/NAME.json   the ledgers (`sheet.py`): read; NAME-quick.json are of quick fractions, which stand beside what
+                       has not been run
     FOLDER/NAME.md     their pages, and NAME-….svg, their charts (`render.py`): written
     FOLDER/NAME-joules.md, …-joules.svg   of a table that asks for it: what it costs boards (`lab/board_costs/page.py`)
     FOLDER/README.md   every published number of every table beside ours, what was not run with its command
@@ -23,13 +24,14 @@ from contract.json_output import write_text
 from lab.board_costs.page import joules_pages, wants_joules
 from lab.paper_tables.config import TABLES, Table, read_table
 from lab.paper_tables.presets import presets_page
-from lab.paper_tables.render import hours, number, pages, quick_words
+from lab.paper_tables.render import MADE, hours, number, pages, quick_words
 from lab.paper_tables.sheet import Sheet, is_ledger, merged, read_sheet, write_json
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
 
 __all__ = ["differing", "made", "take", "write", "write_sheet"]
 
 _HARDWARE = "hardware-training-cost.json"
+_QUICK = "-quick"  # how the name of a quick fraction's ledger ends
 
 
 def made(folder: Path) -> dict[str, str]:
@@ -50,12 +52,24 @@ def made(folder: Path) -> dict[str, str]:
 
 
 def differing(folder: Path) -> list[str]:
-    """The names of the files that are missing or not what the ledgers make.
+    """The names of the files that are missing or not what the ledgers make, and of pages whose ledger is gone.
 
     Raises:
         StoreError, UsageError: as `made`.
     """
-    return _differing(folder, made(folder))
+    texts = made(folder)
+    return [*_differing(folder, texts), *_left_over(folder, texts)]
+
+
+def _left_over(folder: Path, texts: Mapping[str, str]) -> list[str]:
+    """Pages that were made from a ledger that is gone, and their charts."""
+    found = [path for path in sorted(folder.glob("*.md")) if path.name not in texts and _is_made(path)]
+    charts = [path.name for page in found for path in sorted(folder.glob(f"{page.stem}-*.svg"))]
+    return [*(path.name for path in found), *(name for name in charts if name not in texts)]
+
+
+def _is_made(page: Path) -> bool:
+    return MADE in page.read_text(encoding="utf-8", errors="replace")
 
 
 def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:
@@ -83,11 +97,12 @@ def take(folder: Path, ledger: Path) -> Path:
     """Put a ledger's cells into the folder; the path of the folder's own ledger.
 
     Raises:
-        StoreError, UsageError: it cannot be read, or it is of a quick run or of another table than its name says.
+        StoreError, UsageError: it cannot be read, or it is of another table or fraction than its name says.
     """
     newer, place = read_sheet(ledger), folder / ledger.name
-    if newer.quick:
-        raise UsageError("--take", expected="a whole run", got=f"{ledger}: {newer.quick}")
+    if bool(newer.quick) != place.stem.endswith(_QUICK):
+        expected = f"a name that ends with {_QUICK}.json for a quick run, and for no other"
+        raise UsageError("--take", expected=expected, got=f"{ledger}: {newer.quick or 'a whole run'}")
     write_json(place, merged(read_sheet(place), newer) if place.exists() else newer)
     return place
 
@@ -99,7 +114,7 @@ def write_sheet(out: Path, sheet: Sheet, table: Table) -> list[Path]:
         StoreError, UsageError: when the disk refuses.
     """
     preset = f"-{sheet.preset}" if sheet.preset != table.preset else ""
-    stem = f"{sheet.table}{preset}{'-quick' if sheet.quick else ''}"
+    stem = f"{sheet.table}{preset}{_QUICK if sheet.quick else ''}"
     write_json(out / f"{stem}.json", sheet)
     texts = _pages(stem, sheet, table)
     for name, text in texts.items():
@@ -128,10 +143,15 @@ def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
         if not any(sheet.preset == table.preset for sheet in mine):
             mine.insert(0, _nothing(name, table))
         for sheet in mine:
-            claims = claims_of(table, sheet, sheet.preset)
+            quick = next((each for each in sheets if _is_fraction(each, sheet)), None)
+            claims = claims_of(table, sheet, sheet.preset, quick)
             sections += _section(folder, name, table, sheet, claims)
             every += claims
     return "\n".join([*_top(every), *sections, *_causes(folder), *_hardware(folder)]).rstrip() + "\n"
+
+
+def _is_fraction(quick: Sheet, whole: Sheet) -> bool:
+    return bool(quick.quick) and (quick.table, quick.preset) == (whole.table, whole.preset)
 
 
 def _nothing(name: str, table: Table) -> Sheet:
@@ -191,6 +211,8 @@ def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
         return f"{NOT_RUN}{why}"
     command = command_for(name, [claim.row], [claim.column], preset)
     quick = f"`--quick`: {table.quick.says}" if table.quick else "no quick fraction"
+    if claim.quick is not None:
+        quick += f", gave {number(claim, claim.quick, sign=claim.what.startswith('gain'))}"
     return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"
 
 

@@ -22,8 +22,9 @@ from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.sheet import Sheet, SheetCell
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
-__all__ = ["head_lines", "hours", "number", "pages", "quick_words", "show"]
+__all__ = ["MADE", "head_lines", "hours", "number", "pages", "quick_words", "show"]
 
+MADE = "This page is made from its ledger by `protofleet lab results`."
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _HEADINGS = ("", "", "ours", "paper", "diff.", "seeds", "up/round", "time/run")
 
@@ -161,8 +162,7 @@ def _sum(claims: Sequence[Claim]) -> float | None:
 def _origin(sheet: Sheet) -> str:
     commands = "; ".join(f"`{command}`" for command in sheet.commands or [sheet.command])
     preset = f"Settings: {sheet.preset}. " if sheet.preset else ""
-    made = "This page is made from its ledger by `protofleet lab results`."
-    return f"{preset}Run by {commands}, with {', '.join(sheet.code)}. {made}"
+    return f"{preset}Run by {commands}, with {', '.join(sheet.code)}. {MADE}"
 
 
 def _texts(cell: SheetCell) -> tuple[str, ...]:

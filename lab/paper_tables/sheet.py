@@ -232,16 +232,20 @@ def merged(before: Sheet, newer: Sheet) -> Sheet:
     """`before` with the cells of `newer` in the place of its own, in the definition's order.
 
     Raises:
-        UsageError: they are not of one table, or one of them is quick.
+        UsageError: they are not of one table, or one of them is of another fraction of it.
     """
-    if (before.table, before.preset) != (newer.table, newer.preset) or before.quick or newer.quick:
-        got = f"{newer.table}{' --quick' if newer.quick else ''}"
-        raise UsageError("lab results --take", expected=f"a whole run of {before.table}", got=got)
+    if (before.table, before.preset, before.quick) != (newer.table, newer.preset, newer.quick):
+        raise UsageError("lab results --take", expected=f"a run of {_which(before)}", got=_which(newer))
     cells = {(cell.row, cell.column): cell for cell in [*before.cells, *newer.cells]}
     order = _places(newer.table)
     return msgspec.structs.replace(
         newer, cells=sorted(cells.values(), key=lambda cell: order.get((cell.row, cell.column), -1))
     )
+
+
+def _which(sheet: Sheet) -> str:
+    preset = f" by the settings {sheet.preset!r}" if sheet.preset else ""
+    return f"{sheet.table}{preset}{f', quick ({sheet.quick})' if sheet.quick else ', whole'}"
 
 
 def _places(name: str) -> dict[tuple[str, str], int]:

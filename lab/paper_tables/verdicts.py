@@ -4,7 +4,8 @@
     within the paper's spread   its own ±
     within a tenth              of the parameters that a client sends, which some papers print in round thousands
     not reproduced              with what is known of why
-    not run                     no run with the settings that the table has now: the command, and what it would cost
+    not run                     no run with the settings that the table has now: the command, what it would cost, and
+                                what the quick fraction gave where that was run
 
 Computed from a table's definition, which has the published numbers, and its ledger, which has ours. A cell whose
 settings are no longer the table's is not held against the paper; what it gave is said. What a run would cost is what
@@ -41,6 +42,7 @@ class Claim:
         why: of one that is not reproduced or not run; empty where nothing is known.
         hours: what a run would cost on one core; None where nothing is known of it.
         row_there: whether a row of the table gives it.
+        quick: of one that is not run, what the quick fraction gave, in the units of `ours`; None where it was not run.
     """
 
     row: str
@@ -54,6 +56,7 @@ class Claim:
     why: str = ""
     hours: float | None = None
     row_there: bool = True
+    quick: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -66,19 +69,23 @@ class Claim:
         return self.verdict in (WITHIN, SPREAD, CLOSE)
 
 
-def claims_of(table: Table, sheet: Sheet | None, preset: str = "") -> list[Claim]:
+def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet | None = None) -> list[Claim]:
     """Every published number of a table, by the settings of one preset.
 
     Args:
         sheet: what has been run; None for nothing.
         preset: the settings as they stand when empty.
+        quick: what has been run of the quick fraction, which says what it gave of a number that has not been run.
     """
     found = []
     for row, column in table.choose((), ()):
         cell = sheet.cell(row.name, column.name) if sheet is not None else None
         hours = hours_of(table, sheet, row)
         for claim in _published(row, column.name):
-            found.append(_judged(replace(claim, hours=hours), table, sheet, row, column, cell, preset))
+            judged = _judged(replace(claim, hours=hours), table, sheet, row, column, cell, preset)
+            if judged.verdict == NOT_RUN and quick is not None:
+                judged = replace(judged, quick=_of_quick(claim, table, quick, row, column, preset))
+            found.append(judged)
     for each in table.missing:
         pairs = each.published.items()
         found += [Claim(each.name, column, "accuracy", value, why=each.why, row_there=False) for column, value in pairs]
@@ -118,6 +125,17 @@ def _judged(
     return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
 
 
+def _of_quick(claim: Claim, table: Table, quick: Sheet, row: Row, column: Column, preset: str) -> float | None:
+    """What the quick fraction gave; None where it was not run, or with settings that it no longer has."""
+    cell = quick.cell(row.name, column.name)
+    base = quick.cell(row.over, column.name) if claim.what.startswith("gain") else cell
+    if table.quick is None or cell is None or base is None:
+        return None
+    pairs = ((row, cell), *((each, base) for each in table.rows if base is not cell and each.name == row.over))
+    changed = any(_changed(table, each, column, of, preset, quick=True) for each, of in pairs)
+    return None if changed else _ours(claim, cell, base)
+
+
 def _cause(row: Row) -> str:
     """What is known of a number that is not reproduced, and which table tests it."""
     return "; ".join(filter(None, (row.why, f"the table {row.tested} tests why" if row.tested else "")))
@@ -140,12 +158,12 @@ def _verdict(claim: Claim) -> str:
     return SPREAD if claim.spread is not None and apart <= claim.spread else NOT_REPRODUCED
 
 
-def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: str) -> str:
+def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: str, *, quick: bool = False) -> str:
     """In which settings the cell differs from what the table has now; empty for none.
 
     A setting that is newer than the cell is none of them: its default leaves things as they were.
     """
-    settings = table.settle(row, column, quick=False, preset=preset)
+    settings = table.settle(row, column, quick=quick, preset=preset)
     if cell.resolved:
         now, then = settings.experiment(table.data, 0).resolved(), cell.resolved
     else:
