@@ -184,8 +184,9 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
         )
         bundle = read_bundle(path)
     nothing = take(data.test, np.arange(0))
+    nets = [build_backbone(BACKBONE, (28, 28, 1), seed=0)[0]] * len(shares)
 
-    def way(name: str, workers: Workers | None) -> Way:
+    def way(name: str, workers: Workers | None, nets: list[nn.Module] | None) -> Way:
         steps = _rounds_of(
             lambda on_round: simulate(
                 bundle,
@@ -194,11 +195,17 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
                 Course(options.rounds + 3, calibrate=False, evaluate_every=10**6),
                 on_round=on_round,
                 workers=workers,
+                nets=nets,
             )
         )
         return Way(name, lambda: next(steps))
 
-    return [way("FedProto, one process", None), way(f"FedProto, {many.jobs} processes", many)]
+    return [
+        way("FedProto, one process", None, nets),
+        way(f"FedProto, {many.jobs} processes", many, nets),
+        way("FedProto, the devices' graphs, one process", None, None),
+        way(f"FedProto, the devices' graphs, {many.jobs} processes", many, None),
+    ]
 
 
 def _rounds_of(run: Callable[[Callable[[object], None]], object]) -> Iterator[None]:

@@ -183,6 +183,9 @@ def run_command(
         str | None, typer.Option(help="frozen: orthonormal and never trained.  [default: the method's]")
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
+    trainer: Annotated[
+        str, typer.Option(help="What trains networks that stay on devices: onnx, the graph that they get, or torch.")
+    ] = "onnx",
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
     calibrate: Annotated[bool | None, typer.Option(help="End with FFC.  [default: with one backbone]")] = None,

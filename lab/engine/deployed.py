@@ -10,7 +10,8 @@ Every round goes the way it goes in the field:
 
 `local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
 state. What is simulated is what is deployed, except for time: devices take turns, or are spread over processes
-(`workers.py`), which makes no difference to what they send.
+(`workers.py`), which makes no difference to what they send; and, given their backbones, torch computes the steps of
+their training in the place of their bundles' graphs (`torch_trainer.py`), which differs by rounding.
 
 With a checkpoint (`lab/engine/checkpoint.py`) a run that was interrupted goes on after the last round that was kept:
 past rounds are opened and closed again without training, so that the state machine is where it was.
@@ -22,7 +23,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +44,9 @@ from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 from lab.engine.device_accuracy import class_accuracy, each_accuracy, mean_accuracy
 from lab.engine.device_turns import Back, Fleet, Turn, evaluate, run_round
 from lab.engine.workers import OneProcess, Settled, Workers, in_order
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "run_id", "simulate"]
 
@@ -141,6 +145,7 @@ def simulate(
     checkpoint: Checkpoint | None = None,
     held: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
+    nets: Sequence[nn.Module] | None = None,
 ) -> Simulation:
     """Run a federation of one device for each of `shares`; one without samples takes no part in it.
 
@@ -151,6 +156,7 @@ def simulate(
         on_device: called before each device's turn with the round and how many have had theirs.
         held: each device's own test samples, for `lab.engine.personal_evaluation`.
         workers: where devices train and answer; in this process when left out.
+        nets: each device's backbone, where torch trains them; their bundles' graphs do when left out.
 
     Raises:
         MethodError: when training diverges.
@@ -158,7 +164,7 @@ def simulate(
     """
     run = run_id(course.seed)
     names = _names(shares)
-    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held)
+    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held, nets)
     there = _with_samples(fleet, shares)
     bundle = fleet.bundle(0)
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
@@ -200,6 +206,7 @@ def local_only(
     checkpoint: Checkpoint | None = None,
     held: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
+    nets: Sequence[nn.Module] | None = None,
 ) -> Simulation:
     """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
 
@@ -208,12 +215,12 @@ def local_only(
         run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
             run makes both see the same batches.
         names: the devices' ids; `device-1` and so on when None.
-        held, workers: as of `simulate`.
+        held, workers, nets: as of `simulate`.
 
     Raises:
         UsageError: when the bundle does not train, or the checkpoint is not of this run.
     """
-    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held)
+    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held, nets)
     there, first = _with_samples(fleet, shares), fleet.bundle(0)
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)

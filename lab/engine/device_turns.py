@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Back", "Fleet", "Memory", "OwnTest", "Turn", "evaluate", "own_test", "run_round"]
 
@@ -82,6 +85,7 @@ class Fleet:
         test: images that every device is asked about.
         held: each device's own test samples.
         run: 4 bytes; with its name, what a device's noise is drawn from.
+        nets: each device's backbone, where torch trains them; their bundles' graphs do when left out.
     """
 
     def __init__(
@@ -92,8 +96,9 @@ class Fleet:
         test: LocalData,
         run: bytes,
         held: Sequence[LocalData] | None = None,
+        nets: Sequence[nn.Module] | None = None,
     ) -> None:
-        self._given = (list(bundles), list(names), list(shares), test, run, held)
+        self._given = (list(bundles), list(names), list(shares), test, run, held, nets)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,31 +146,42 @@ class Fleet:
 
     def own_device(self, turn: Turn) -> Device | None:
         """A second device like it, which is tested on its own held-back samples; None where it has none."""
-        bundles, names, shares, _, _, held = self._given
+        bundles, names, shares, _, _, held, _ = self._given
         place = turn.place
         if held is None or not len(held[place]) or not len(shares[place]):
             return None
         bundle = bundles[place]
-        device = Device(bundle, shares[place], names[place], test=held[place], graphs=self._compiled(bundle))
+        device = Device(bundle, shares[place], names[place], test=held[place], graphs=self._compiled(place))
         device.restore(turn.memory.weights)
         return device
 
     def _device(self, place: int) -> Device:
         if place not in self._devices:
-            bundles, names, shares, test, run, _ = self._given
+            bundles, names, shares, test, run, *_ = self._given
             self._devices[place] = Device(
                 bundles[place],
                 shares[place],
                 names[place],
                 test=test,
                 activations=ActivationStore(None, _ACTIVATION_BYTES // len(shares)),
-                graphs=self._compiled(bundles[place]),
+                graphs=self._compiled(place),
                 secret=_secret(run, names[place]),
             )
         return self._devices[place]
 
-    def _compiled(self, bundle: Bundle) -> CompiledGraphs:
-        return self._graphs.setdefault(bundle.sha256, CompiledGraphs(bundle, keep=True))
+    def _compiled(self, place: int) -> CompiledGraphs:
+        bundle, nets = self.bundle(place), self._given[-1]
+        if bundle.sha256 not in self._graphs:
+            self._graphs[bundle.sha256] = _graphs(bundle, None if nets is None else nets[place])
+        return self._graphs[bundle.sha256]
+
+
+def _graphs(bundle: Bundle, net: nn.Module | None) -> CompiledGraphs:
+    if net is None:
+        return CompiledGraphs(bundle, keep=True)
+    from lab.engine.torch_trainer import GraphsBesideTorch  # here and not above: the demo need not have torch
+
+    return GraphsBesideTorch(bundle, net)
 
 
 def _secret(run: bytes, name: str) -> bytes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
@@ -26,6 +27,7 @@ from contract.methods import DEFAULT, METHODS, Method, Value, closing_method, lo
 from edge_client.data import LocalData
 from export.backbones import find_backbone
 from export.build import build_bundle
+from export.onnx_features import PREFIX
 from export.weights import file_sha256
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
@@ -72,6 +74,8 @@ class Experiment:
         input_shape: (H, W, c) that images are resized to; None for their own.
         scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
         validation: whether the validation split is asked about in the place of every test (`lab/data/validation.py`).
+        trainer: what trains the devices' networks: `onnx`, the graph that devices get, or `torch`, which differs by
+            rounding. Networks whose weights are averaged are always torch's.
         shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
     """
 
@@ -93,6 +97,7 @@ class Experiment:
     input_shape: tuple[int, int, int] | None = None
     scaling: str = "normalised"
     validation: bool = False
+    trainer: str = "onnx"
     shift: str = "none"
     severity: int = 3
 
@@ -127,6 +132,8 @@ class Experiment:
         check_shift(self.shift, self.severity)
         if self.scaling not in ("normalised", "unit"):
             raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
+        if self.trainer not in ("torch", "onnx"):
+            raise UsageError("--trainer", expected="onnx or torch", got=self.trainer)
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
         if not 0 < self.positive_rate <= 1:
@@ -236,6 +243,7 @@ def _deployed(
     with tempfile.TemporaryDirectory(prefix="protofleet-lab-") as folder:
         bundles = [_bundle(experiment, name, data, Path(folder) / f"{n}.bundle") for n, name in enumerate(names)]
     theirs = [bundles[n % len(bundles)] for n in range(len(shares))]  # a third of the devices each, for three
+    nets = _nets(experiment, data, names, len(shares))
     on_text("")
     fleet = bundles[0] if len(bundles) == 1 else theirs
     rounds, own = experiment.course.rounds, any(len(each) for each in held)
@@ -257,6 +265,7 @@ def _deployed(
             checkpoint=checkpoint,
             held=held,
             workers=workers,
+            nets=nets,
         )
     else:
         done = simulate(
@@ -269,6 +278,7 @@ def _deployed(
             checkpoint=checkpoint,
             held=held,
             workers=workers,
+            nets=nets,
         )
     if not own:
         return done.records
@@ -276,6 +286,17 @@ def _deployed(
     last = own_tests(done, fit="fit" in experiment.measures.personal, workers=workers)
     on_round(last)
     return [*done.records[:-1], last]
+
+
+def _nets(experiment: Experiment, data: DataSet, names: Sequence[str], devices: int) -> list[nn.Module] | None:
+    """Each device's backbone, where torch trains it; None where the bundles' graphs do, as what trains nothing, and a
+    network out of an ONNX file, which never trains."""
+    entry = method(_row(experiment.method))
+    if experiment.trainer == "onnx" or not entry.trains or any(name.startswith(PREFIX) for name in names):
+        return None
+    seed, weights = experiment.course.seed, experiment.weights
+    found = [find_backbone(name, data.input_shape, seed=seed, weights=weights).net for name in names]
+    return [found[n % len(found)] for n in range(devices)]
 
 
 def _last_round(experiment: Experiment) -> int:

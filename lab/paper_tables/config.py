@@ -58,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbones: tuple[str, ...] | None = None
     head: str | None = None
     scaling: str | None = None
+    trainer: str | None = None
     validation: bool | None = None
     shift: str | None = None
     severity: int | None = None
@@ -112,7 +113,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights", "shift", "severity", "validation"),
+            **some("hyper", "weights", "shift", "severity", "validation", "trainer"),
         )
 
 

@@ -29,6 +29,7 @@ __all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command
 WITHIN, SPREAD, CLOSE = "within 1 point", "within the paper's spread", "within a tenth"
 NOT_REPRODUCED, NOT_RUN = "not reproduced", "not run"
 _POINT, _SHARE = 1.0, 0.1
+_ROUNDING = ("trainer",)  # settings that change nothing but how numbers are rounded on the way
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: st
     flat_now, flat_then = dict(flat(now)), dict(flat(then))
     if cell.resolved:
         flat_now = {name: value for name, value in flat_now.items() if name in flat_then}
-    names = [n for n in dict.fromkeys([*flat_then, *flat_now]) if flat_then.get(n) != flat_now.get(n)]
+    every = [name for name in dict.fromkeys([*flat_then, *flat_now]) if name not in _ROUNDING]
+    names = [name for name in every if flat_then.get(name) != flat_now.get(name)]
     words = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
     if cell.metric != table.metric_of(row, column):
         words.append(f"metric {cell.metric}")

@@ -1,0 +1,140 @@
+"""A device whose step torch computes is the device that its graphs train, but for rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_samples import shipped, some
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import DivergedError, UsageError
+from contract.methods import METHODS
+from edge_client.trainer import Trainer, Weights
+from export.backbones import build_backbone
+from export.build import build_bundle
+from lab.data.datasets import take
+from lab.data.partition import Partition
+from lab.engine.deployed import Course, RoundRecord
+from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.torch_trainer import GraphsBesideTorch, TorchTrainer
+
+TRAINED = [name for name, found in METHODS.items() if found.trains]
+BATCH = 16
+
+
+def _bundle(path: Path, method: str, backbone: str, **hyper: object) -> Bundle:
+    build_bundle(
+        backbone=backbone,
+        method_name=method,
+        labels=shipped().labels,
+        input_shape=(28, 28, 1),
+        out=path,
+        hyper={"lr": 0.01, "epochs": 1, **hyper},
+        batch=BATCH,
+        seed=3,
+    )
+    return read_bundle(path)
+
+
+def _given(bundle: Bundle) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    given = {name: rng.random(shape, np.float32) for name, shape in bundle.manifest.given_shapes.items()}
+    return given | {"prototype_mask": np.array([1, 0] * 5, np.float32)}
+
+
+def _check_same(start: Weights, ours: Weights, theirs: Weights) -> None:
+    """After some steps in float32: they are apart by a fiftieth of the way that they went, at most."""
+    for name, value in theirs.items():
+        way = np.linalg.norm(value - start[name])
+        assert np.linalg.norm(ours[name] - value) <= 0.02 * way + 1e-4, name
+
+
+@pytest.mark.parametrize(
+    ("method", "backbone"),
+    [
+        ("fedproto", "small_cnn"),
+        ("fedhkd", "fedproto_mnist"),
+        *(pytest.param(name, "small_cnn", marks=pytest.mark.slow) for name in TRAINED),
+    ],
+)
+def test_torch_trains_as_the_graphs_do(method: str, backbone: str, tmp_path: Path) -> None:
+    """Weights, running statistics and loss, a last batch that is not full among them; and again from the beginning."""
+    bundle = _bundle(tmp_path / "b.bundle", method, backbone)
+    net, _ = build_backbone(backbone, (28, 28, 1), seed=8)  # its own weights do not matter
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    data, graphs = some(shipped().train, 7), GraphsBesideTorch(bundle, net)
+    assert len(data) % BATCH
+    found = []
+    for trainer in (Trainer(bundle), graphs.trainer(), graphs.trainer()):
+        trainer.load_state(bundle.params)
+        loss = trainer.fit(data, epochs=2, lr=0.01, given=_given(bundle), seed=5)
+        found.append((loss, trainer.export_state()))
+    (wanted, weights), (loss, ours), (again, _) = found
+    assert isinstance(graphs.trainer(), TorchTrainer)
+    assert loss == pytest.approx(wanted, rel=1e-4)
+    assert again == loss, "nothing of the first training is left"
+    assert ours.keys() == weights.keys()
+    _check_same(bundle.params, ours, weights)
+    moved = [name for name, value in ours.items() if not np.array_equal(value, bundle.params[name])]
+    assert set(bundle.manifest.names("param")) <= {*moved, "head.bias"}
+    assert all((net.state_dict()[name] == tensor).all() for name, tensor in before.items())
+
+
+def test_a_training_that_comes_to_nothing_is_said_so(tmp_path: Path) -> None:
+    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
+    trainer = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=0)[0])
+    trainer.load_state(bundle.params)
+    with pytest.raises(DivergedError, match="training diverged"):
+        trainer.fit(some(shipped().train, 7), epochs=3, lr=1e6, given=_given(bundle), seed=5)
+
+
+def _records(method: str, trainer: str, **given: object) -> list[RoundRecord]:
+    experiment = Experiment(
+        method,
+        "fashion_mnist_subset",
+        Partition("dirichlet", 3, alpha=0.5, only=150),
+        Course(rounds=2, calibrate=False),
+        "fedproto_mnist",
+        BATCH,
+        test_samples=50,
+        trainer=trainer,
+        **{"hyper": {"lr": 0.02, "epochs": 1}, **given},
+    )
+    nothing = {"on_device": lambda number, turn: None, "on_text": lambda text: None, "on_round": lambda record: None}
+    return run_experiment(experiment, data=shipped(), **nothing)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "local"])
+def test_a_run_by_either_trainer_is_the_same_but_for_rounding(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = _records(method, "torch"), _records(method, "onnx")
+    assert [each.loss for each in ours] == pytest.approx([each.loss for each in theirs], rel=1e-3)
+    assert [each.loss for each in ours] != [each.loss for each in theirs], "they are not one and the same"
+    assert [each.uplink_bytes for each in ours] == [each.uplink_bytes for each in theirs]
+    monkeypatch.setattr(TorchTrainer, "__init__", None)
+    with pytest.raises(TypeError):
+        _records(method, "torch")
+
+
+def test_each_device_trains_its_own_backbone() -> None:
+    records = _records("fedproto", "torch", backbones=("fedproto_mnist_18", "fedproto_mnist"))
+    assert records[-1].loss == pytest.approx(
+        _records("fedproto", "onnx", backbones=("fedproto_mnist_18", "fedproto_mnist"))[-1].loss, rel=1e-3
+    )
+
+
+def test_a_wrong_trainer_is_one_line() -> None:
+    with pytest.raises(UsageError, match="--trainer, expected onnx or torch, got jax"):
+        _records("fedproto", "jax")
+
+
+def test_samples_of_one_client_may_be_one(tmp_path: Path) -> None:
+    """A batch of one photo, which batch normalisation knows no spread of."""
+    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "small_cnn")
+    one, found = take(shipped().train, np.arange(1)), []
+    for trainer in (Trainer(bundle), TorchTrainer(bundle, build_backbone("small_cnn", (28, 28, 1), seed=0)[0])):
+        trainer.load_state(bundle.params)
+        found.append((trainer.fit(one, epochs=2, lr=0.01, given=_given(bundle), seed=5), trainer.export_state()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    _check_same(bundle.params, found[1][1], found[0][1])
