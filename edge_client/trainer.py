@@ -168,10 +168,13 @@ class Trainer:
                 raise diverged("a finite loss", f"{float(self._loss)} in epoch {epoch + 1}")
         if total > LARGEST_NORM**2 * epochs * len(data):  # further than features can be apart
             raise diverged(f"a mean loss of {LARGEST_NORM**2:g} at most", f"{total / (epochs * len(data)):.3g}")
-        kept = self._manifest.names("param", "buffer")
-        if not all(np.isfinite(self._now[name]).all() for name in kept):  # the last step came after its loss
+        if not self._is_finite():  # the last step came after its loss
             raise diverged("finite weights", "others after the last step")
         return total / (epochs * len(data))
+
+    def _is_finite(self) -> bool:
+        """Whether every weight and running statistic is a number."""
+        return all(bool(np.isfinite(self._now[name]).all()) for name in self._manifest.names("param", "buffer"))
 
     def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:
         """One step on the chosen samples (at most B), and their mean loss."""

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from lab_samples import shipped, some
+from second_device import second_device
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError, UsageError
@@ -14,6 +16,7 @@ from contract.methods import METHODS
 from edge_client.trainer import Trainer, Weights
 from export.backbones import build_backbone
 from export.build import build_bundle
+from export.preprocess import _preprocess
 from lab.data.datasets import take
 from lab.data.partition import Partition
 from lab.engine.deployed import Course, RoundRecord
@@ -82,6 +85,41 @@ def test_torch_trains_as_the_graphs_do(method: str, backbone: str, tmp_path: Pat
     assert all((net.state_dict()[name] == tensor).all() for name, tensor in before.items())
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_the_step_runs_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a GPU's place stands torch's lazy device, which multiplies FedProto's λ as a double and so cannot train it."""
+    monkeypatch.setattr("lab.engine.torch_trainer.torch_device", second_device)
+    bundle, data = _bundle(tmp_path / "b.bundle", "fedhkd", "fedproto_mnist"), some(shipped().train, 7)
+    there, here = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=8)[0]), Trainer(bundle)
+    for trainer in (there, here):
+        trainer.load_state(bundle.params)
+        trainer.fit(data, epochs=1, lr=0.01, given=_given(bundle), seed=5)
+    assert {tensor.device.type for tensor in there._net.parameters()} == {"lazy"}
+    _check_same(bundle.params, there.export_state(), here.export_state())
+    kept = there.optimizer_state()
+    there.begin_with(kept)
+    there.load_state(there.export_state())
+    there.fit(data, epochs=1, lr=0.01, given=_given(bundle), seed=6)
+    assert there.optimizer_state()["step.head.weight"] == 2 * kept["step.head.weight"] > 0
+
+
+@pytest.mark.parametrize(
+    "method", ["fedproto", *(pytest.param(name, marks=pytest.mark.slow) for name in TRAINED if name != "fedproto")]
+)
+def test_nothing_of_a_step_stays_on_the_processor(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without memory are refused beside those of the processor, too: every method's step, without numbers."""
+    monkeypatch.setattr("lab.engine.torch_trainer.torch_device", lambda: torch.device("meta"))
+    monkeypatch.setattr("lab.engine.torch_trainer._array", lambda tensor: np.zeros(tensor.shape, np.float32))
+    monkeypatch.setattr(TorchTrainer, "_is_finite", lambda self: True)
+    bundle = _bundle(tmp_path / "b.bundle", method, "fedproto_mnist")
+    trainer = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=8)[0])
+    for _ in range(2):
+        trainer.load_state(bundle.params)
+        trainer.fit(some(shipped().train, 7), epochs=1, lr=0.01, given=_given(bundle), seed=5)
+        trainer.begin_with(trainer.optimizer_state())
+    assert {tensor.device.type for tensor in trainer._state.values()} == {"meta"}
+
+
 def test_a_training_that_comes_to_nothing_is_said_so(tmp_path: Path) -> None:
     bundle = _bundle(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
     trainer = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=0)[0])
@@ -138,3 +176,9 @@ def test_samples_of_one_client_may_be_one(tmp_path: Path) -> None:
         found.append((trainer.fit(one, epochs=2, lr=0.01, given=_given(bundle), seed=5), trainer.export_state()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     _check_same(bundle.params, found[1][1], found[0][1])
+
+
+def test_images_are_prepared_where_they_are() -> None:
+    """Tensors without memory are refused beside those of the processor, too."""
+    images = torch.empty((2, 4, 4, 3), dtype=torch.uint8, device="meta")
+    assert _preprocess(images, [0.1, 0.2, 0.3], [0.5, 0.5, 0.5]).device.type == "meta"

@@ -10,7 +10,7 @@ Every round goes the way it goes in the field:
 
 `local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
 state. What is simulated is what is deployed, except for time: devices take turns, or are spread over processes
-(`workers.py`), which makes no difference to what they send; and, given their backbones, torch computes the steps of
+(`workers.py`), which makes no difference to what they send; and, asked to, torch computes the steps of
 their training in the place of their bundles' graphs (`torch_trainer.py`), which differs by rounding.
 
 With a checkpoint (`lab/engine/checkpoint.py`) a run that was interrupted goes on after the last round that was kept:
@@ -20,10 +20,10 @@ past rounds are opened and closed again without training, so that the state mach
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +40,11 @@ from contract.wire import decode
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
+from edge_client.trainer import Weights
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 from lab.engine.device_accuracy import class_accuracy, each_accuracy, mean_accuracy
-from lab.engine.device_turns import Back, Fleet, Turn, evaluate, run_round
+from lab.engine.device_turns import Back, Fleet, TorchSteps, Turn, evaluate, run_round
 from lab.engine.workers import OneProcess, Settled, Workers, in_order
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "run_id", "simulate"]
 
@@ -145,7 +143,7 @@ def simulate(
     checkpoint: Checkpoint | None = None,
     held: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
-    nets: Sequence[nn.Module] | None = None,
+    torch: TorchSteps | None = None,
 ) -> Simulation:
     """Run a federation of one device for each of `shares`; one without samples takes no part in it.
 
@@ -156,7 +154,7 @@ def simulate(
         on_device: called before each device's turn with the round and how many have had theirs.
         held: each device's own test samples, for `lab.engine.personal_evaluation`.
         workers: where devices train and answer; in this process when left out.
-        nets: each device's backbone, where torch trains them; their bundles' graphs do when left out.
+        torch: how torch trains the devices; their bundles' graphs do when left out.
 
     Raises:
         MethodError: when training diverges.
@@ -164,7 +162,7 @@ def simulate(
     """
     run = run_id(course.seed)
     names = _names(shares)
-    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held, nets)
+    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held, torch)
     there = _with_samples(fleet, shares)
     bundle = fleet.bundle(0)
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
@@ -172,7 +170,7 @@ def simulate(
     for place in there:
         machine.birth(names[place], names[place].encode(), 0.0)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state, gathered = _resume(kept, fleet.devices, run), _Gathered()
+    state, gathered = _resume(kept, fleet, run), _Gathered()
     _replay(machine, [names[place] for place in there], len(records))
     evaluations: list[Evaluation] = []
     with (workers or OneProcess()).settle(fleet) as at:
@@ -188,7 +186,7 @@ def simulate(
                 due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
                 evaluations = _evaluate(at, fleet, there, state) if due else evaluations
                 records.append(_record(step, gathered, evaluations if due else []))
-                after_round(records, checkpoint, partial(_plain, fleet.devices, state), on_round)
+                after_round(records, checkpoint, partial(_plain, fleet, state), on_round)
     return Simulation(records, state, fleet, evaluations)
 
 
@@ -206,7 +204,7 @@ def local_only(
     checkpoint: Checkpoint | None = None,
     held: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
-    nets: Sequence[nn.Module] | None = None,
+    torch: TorchSteps | None = None,
 ) -> Simulation:
     """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
 
@@ -215,17 +213,17 @@ def local_only(
         run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
             run makes both see the same batches.
         names: the devices' ids; `device-1` and so on when None.
-        held, workers, nets: as of `simulate`.
+        held, workers, torch: as of `simulate`.
 
     Raises:
         UsageError: when the bundle does not train, or the checkpoint is not of this run.
     """
-    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held, nets)
+    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held, torch)
     there, first = _with_samples(fleet, shares), fleet.bundle(0)
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state = _resume(kept, fleet.devices, run)
+    state = _resume(kept, fleet, run)
     evaluations: list[Evaluation] = []
     with (workers or OneProcess()).settle(fleet) as at:
         for number in range(len(records) + 1, rounds + 1):
@@ -235,7 +233,7 @@ def local_only(
             due = number == rounds or number % evaluate_every == 0
             evaluations = _evaluate(at, fleet, there, None) if due else evaluations
             records.append(_record(Closed(number, "local"), _Gathered([], losses, []), evaluations if due else []))
-            after_round(records, checkpoint, partial(_plain, fleet.devices, state), on_round)
+            after_round(records, checkpoint, partial(_plain, fleet, state), on_round)
     return Simulation(records, state, fleet, evaluations)
 
 
@@ -248,22 +246,33 @@ class _Gathered:
     payload_bytes: list[int] = field(default_factory=list)
 
 
-def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
+def _plain(fleet: Fleet, state: GlobalState) -> dict[str, Any]:
     """What a simulation needs to go on, for a checkpoint."""
     import torch  # here and not above: the demo has no checkpoint, and need not have torch
 
     rows = {kind: (found.classes.tolist(), torch.tensor(found.rows)) for kind, found in state.rows.items()}
     kept: dict[str, Any] = {"version": state.version, "round": state.round, "rows": rows}
-    weights = [{name: torch.tensor(value) for name, value in device.state().items()} for device in devices]
-    return {"devices": weights, "global": kept}
+    known = [(device.state(), fleet.optimizer(place)) for place, device in enumerate(fleet.devices)]
+    weights, optimizers = ([_tensors(own) for own in each] for each in zip(*known, strict=True))
+    return {"devices": weights, "optimizers": optimizers, "global": kept}
 
 
-def _resume(kept: dict[str, Any] | None, devices: Sequence[Device], run: bytes) -> GlobalState:
+def _tensors(arrays: Weights) -> dict[str, Any]:
+    import torch
+
+    return {name: torch.tensor(value) for name, value in arrays.items()}
+
+
+def _arrays(tensors: Mapping[str, Any]) -> Weights:
+    return {name: value.numpy() for name, value in tensors.items()}
+
+
+def _resume(kept: dict[str, Any] | None, fleet: Fleet, run: bytes) -> GlobalState:
     """Put the devices where `_plain` found them; the global state then. Without anything kept, the first one."""
     if kept is None:
         return GlobalState(run, 0, 0)
-    for device, weights in zip(devices, kept["devices"], strict=True):
-        device.restore({name: value.numpy() for name, value in weights.items()})
+    for place, known in enumerate(zip(kept["devices"], kept["optimizers"], strict=True)):
+        fleet.resume(place, *map(_arrays, known))
     found = kept["global"]
     rows = {
         kind: ClassRows(np.array(numbers, np.uint16), values.numpy())

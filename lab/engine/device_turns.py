@@ -9,12 +9,9 @@ left goes on with it, and what the device has computed for itself is not compute
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 from contract.bundle import Bundle
 from contract.messages import Announcement
@@ -26,22 +23,40 @@ from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
+from edge_client.trainer import Weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Back", "Fleet", "Memory", "OwnTest", "Turn", "evaluate", "own_test", "run_round"]
+    from lab.engine.torch_trainer import GraphsBesideTorch
+
+__all__ = ["Back", "Fleet", "Memory", "OwnTest", "TorchSteps", "Turn", "evaluate", "own_test", "run_round"]
 
 _ACTIVATION_BYTES = 1 << 30  # of memory, for what frozen trunks make of all devices' images
 
 
 @dataclass(frozen=True, eq=False)
+class TorchSteps:
+    """Torch in the place of the bundles' training steps.
+
+    Attributes:
+        nets: each device's backbone.
+        keep_optimizer: whether a device's optimizer goes on in its next round where it was, which no real device does.
+    """
+
+    nets: Sequence[nn.Module]
+    keep_optimizer: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class Memory:
-    """What a device knows, as its turn number `number` has left it: its weights, and the global state it trusts."""
+    """What a device knows, as its turn number `number` has left it: its weights, the global state it trusts, and its
+    optimizer's state where it is kept."""
 
     number: int
-    weights: Mapping[str, NDArray[np.float32]]
+    weights: Weights
     trusted: GlobalState | None
+    optimizer: Weights = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +100,7 @@ class Fleet:
         test: images that every device is asked about.
         held: each device's own test samples.
         run: 4 bytes; with its name, what a device's noise is drawn from.
-        nets: each device's backbone, where torch trains them; their bundles' graphs do when left out.
+        torch: how torch trains them; their bundles' graphs do when left out.
     """
 
     def __init__(
@@ -96,9 +111,9 @@ class Fleet:
         test: LocalData,
         run: bytes,
         held: Sequence[LocalData] | None = None,
-        nets: Sequence[nn.Module] | None = None,
+        torch: TorchSteps | None = None,
     ) -> None:
-        self._given = (list(bundles), list(names), list(shares), test, run, held, nets)
+        self._given = (list(bundles), list(names), list(shares), test, run, held, torch)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,6 +127,7 @@ class Fleet:
         self._graphs: dict[bytes, CompiledGraphs] = {}
         self._devices: dict[int, Device] = {}
         self._turns: dict[int, int] = {}
+        self._optimizers: dict[int, Weights] = {}
 
     @property
     def devices(self) -> list[Device]:
@@ -125,24 +141,46 @@ class Fleet:
     def turn(self, place: int) -> Turn:
         """The device's next."""
         device = self._device(place)
-        return Turn(place, Memory(self._turns.get(place, 0), device.state(), device.trusted))
+        return Turn(place, Memory(self._turns.get(place, 0), device.state(), device.trusted, self.optimizer(place)))
+
+    def optimizer(self, place: int) -> Weights:
+        """The device's optimizer's state; empty where none is kept."""
+        return self._optimizers.get(place, {})
+
+    def resume(self, place: int, weights: Weights, optimizer: Weights) -> None:
+        """The device goes on from what it knew when a run was interrupted."""
+        self._device(place).restore(weights)
+        self._optimizers[place] = optimizer
 
     def at(self, turn: Turn) -> Device:
         """The device as its last turn has left it."""
         self.put(turn.place, turn.memory)
+        self._begin(turn.place, self.optimizer(turn.place))
         return self._device(turn.place)
+
+    def _begin(self, place: int, optimizer: Weights) -> None:
+        """The next training, which is the device's, begins with this state of the optimizer."""
+        if (graphs := self._keeping(place)) is not None:
+            graphs.trainer().begin_with(optimizer)
+
+    def _keeping(self, place: int) -> GraphsBesideTorch | None:
+        """The device's graphs where its optimizer's state is kept."""
+        torch = self._given[-1]
+        return cast("GraphsBesideTorch", self._compiled(place)) if torch is not None and torch.keep_optimizer else None
 
     def put(self, place: int, memory: Memory) -> None:
         """The device knows this, wherever it has come to know it."""
         if self._turns.get(place, 0) != memory.number:
             self._device(place).restore(memory.weights, memory.trusted)
-            self._turns[place] = memory.number
+            self._turns[place], self._optimizers[place] = memory.number, memory.optimizer
 
     def left(self, place: int) -> Memory:
         """What the device knows after another turn."""
         device, number = self._device(place), self._turns.get(place, 0) + 1
         self._turns[place] = number
-        return Memory(number, device.state(), device.trusted)
+        if (graphs := self._keeping(place)) is not None:
+            self._optimizers[place] = graphs.trainer().optimizer_state()
+        return Memory(number, device.state(), device.trusted, self.optimizer(place))
 
     def own_device(self, turn: Turn) -> Device | None:
         """A second device like it, which is tested on its own held-back samples; None where it has none."""
@@ -153,6 +191,7 @@ class Fleet:
         bundle = bundles[place]
         device = Device(bundle, shares[place], names[place], test=held[place], graphs=self._compiled(place))
         device.restore(turn.memory.weights)
+        self._begin(place, turn.memory.optimizer)
         return device
 
     def _device(self, place: int) -> Device:
@@ -170,9 +209,9 @@ class Fleet:
         return self._devices[place]
 
     def _compiled(self, place: int) -> CompiledGraphs:
-        bundle, nets = self.bundle(place), self._given[-1]
+        bundle, torch = self.bundle(place), self._given[-1]
         if bundle.sha256 not in self._graphs:
-            self._graphs[bundle.sha256] = _graphs(bundle, None if nets is None else nets[place])
+            self._graphs[bundle.sha256] = _graphs(bundle, None if torch is None else torch.nets[place])
         return self._graphs[bundle.sha256]
 
 

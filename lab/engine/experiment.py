@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
@@ -37,6 +36,7 @@ from lab.data.validation import hold_back_for_validation, validation_split
 from lab.demo.from_scratch import channel_statistics
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
+from lab.engine.device_turns import TorchSteps
 from lab.engine.local_training import EagerModel, save_weights
 from lab.engine.personal_evaluation import own_tests
 from lab.engine.run_averaging import Measures, run_algorithm
@@ -76,6 +76,8 @@ class Experiment:
         validation: whether the validation split is asked about in the place of every test (`lab/data/validation.py`).
         trainer: what trains the devices' networks: `onnx`, the graph that devices get, or `torch`, which differs by
             rounding. Networks whose weights are averaged are always torch's.
+        keep_optimizer: whether a device's optimizer goes on in its next round where it was, as in some frameworks and
+            on no real device; with torch as the trainer.
         shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
     """
 
@@ -98,6 +100,7 @@ class Experiment:
     scaling: str = "normalised"
     validation: bool = False
     trainer: str = "onnx"
+    keep_optimizer: bool = False
     shift: str = "none"
     severity: int = 3
 
@@ -134,6 +137,9 @@ class Experiment:
             raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
         if self.trainer not in ("torch", "onnx"):
             raise UsageError("--trainer", expected="onnx or torch", got=self.trainer)
+        if self.keep_optimizer and (self.trainer != "torch" or self.method in ALGORITHMS):
+            expected, got = "trainer torch, and devices that keep their weights", f"{self.trainer}, {self.method}"
+            raise UsageError("keep_optimizer", expected=expected, got=got)
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
         if not 0 < self.positive_rate <= 1:
@@ -243,7 +249,7 @@ def _deployed(
     with tempfile.TemporaryDirectory(prefix="protofleet-lab-") as folder:
         bundles = [_bundle(experiment, name, data, Path(folder) / f"{n}.bundle") for n, name in enumerate(names)]
     theirs = [bundles[n % len(bundles)] for n in range(len(shares))]  # a third of the devices each, for three
-    nets = _nets(experiment, data, names, len(shares))
+    torch = _torch_steps(experiment, data, names, len(shares))
     on_text("")
     fleet = bundles[0] if len(bundles) == 1 else theirs
     rounds, own = experiment.course.rounds, any(len(each) for each in held)
@@ -265,7 +271,7 @@ def _deployed(
             checkpoint=checkpoint,
             held=held,
             workers=workers,
-            nets=nets,
+            torch=torch,
         )
     else:
         done = simulate(
@@ -278,7 +284,7 @@ def _deployed(
             checkpoint=checkpoint,
             held=held,
             workers=workers,
-            nets=nets,
+            torch=torch,
         )
     if not own:
         return done.records
@@ -288,15 +294,15 @@ def _deployed(
     return [*done.records[:-1], last]
 
 
-def _nets(experiment: Experiment, data: DataSet, names: Sequence[str], devices: int) -> list[nn.Module] | None:
-    """Each device's backbone, where torch trains it; None where the bundles' graphs do, as what trains nothing, and a
-    network out of an ONNX file, which never trains."""
+def _torch_steps(experiment: Experiment, data: DataSet, names: Sequence[str], devices: int) -> TorchSteps | None:
+    """How torch trains the devices; None where the bundles' graphs do, as what trains nothing, and a network out of an
+    ONNX file, which never trains."""
     entry = method(_row(experiment.method))
     if experiment.trainer == "onnx" or not entry.trains or any(name.startswith(PREFIX) for name in names):
         return None
     seed, weights = experiment.course.seed, experiment.weights
     found = [find_backbone(name, data.input_shape, seed=seed, weights=weights).net for name in names]
-    return [found[n % len(found)] for n in range(devices)]
+    return TorchSteps([found[n % len(found)] for n in range(devices)], experiment.keep_optimizer)
 
 
 def _last_round(experiment: Experiment) -> int:

@@ -4,11 +4,16 @@ Which of them is depends on the network and the batch: on wide convolutions ONNX
 operators, takes longer than torch's own; on a small network in batches of four torch takes longer, for its overhead. A
 device is the same either way (`edge_client.device.Device`): it asks its graphs for a trainer, and gets one whose step
 is torch's. The objective, the optimizer's rules, the order of the samples and their batches are the same, so that two
-runs differ by rounding alone; features come from the bundle's graph.
+runs differ by rounding alone; features come from the bundle's graph. The step runs on a GPU where torch has one
+(`torch_device.py`).
+
+A device's optimizer begins anew in each round. A framework that keeps its state from a client's one round to its next
+is simulated by `begin_with`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -25,10 +30,12 @@ from export.objectives import Scene, find_objective
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, quiet
 from export.torch_cache import load_dynamo
+from lab.engine.torch_device import torch_device
 
 __all__ = ["GraphsBesideTorch", "TorchTrainer"]
 
 _BACKBONE = "backbone."
+_ON_THE_PROCESSOR = "step"  # Adam's count, wherever the weights are
 
 
 class GraphsBesideTorch(CompiledGraphs):
@@ -41,15 +48,16 @@ class GraphsBesideTorch(CompiledGraphs):
     def __init__(self, bundle: Bundle, net: nn.Module) -> None:
         super().__init__(bundle, keep=True)
         self._net = net
+        self._torch: TorchTrainer | None = None
 
-    def trainer(self) -> Trainer:
+    def trainer(self) -> TorchTrainer:
         """The same one every time; load a state before fitting."""
-        self._trainer = self._trainer or TorchTrainer(self._bundle, self._net)
-        return self._trainer
+        self._torch = self._torch or TorchTrainer(self._bundle, self._net)
+        return self._torch
 
 
 class TorchTrainer(Trainer):
-    """`Trainer`'s local training with a step of torch: the state's buffers are the memory of torch's tensors.
+    """`Trainer`'s local training with a step of torch.
 
     Args:
         net: the bundle's backbone; not changed.
@@ -60,39 +68,83 @@ class TorchTrainer(Trainer):
         self._manifest = m = bundle.manifest
         self._method = method(m.method)
         self._objective = find_objective(self._method.objective or "")
-        self._net = quiet(deepcopy(net)).to(memory_format=torch.channels_last)
-        self._preprocess = Preprocess(m.mean, m.std)
-        state, self._trained = _state(bundle, self._net)
-        arrays = {name: tensor.detach().numpy() for name, tensor in state.items()}
-        self._state = state
-        self._now = {name: arrays[name] for name in m.names("param", "buffer")}
-        self._frozen = {name: arrays[name] for name in m.names("frozen")}
+        self._device = torch_device()
+        self._net = quiet(deepcopy(net)).to(self._device, memory_format=torch.channels_last)
+        self._preprocess = Preprocess(m.mean, m.std).to(self._device)
+        self._state, self._trained = _state(bundle, self._net, self._device)
         self._given = {name: np.zeros(shape, np.float32) for name, shape in m.given_shapes.items()}
         self._lr, self._loss = np.zeros((), np.float32), np.zeros((), np.float32)
         self._trunk = None
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._kept: dict[str, NDArray[np.float32]] = {}
 
     def load_state(self, params: Weights) -> None:
-        super().load_state(params)
+        with torch.no_grad():
+            for name, tensor in self._state.items():
+                tensor.copy_(torch.from_numpy(params[name]))
         self._optimizers = []
+
+    def export_state(self) -> dict[str, NDArray[np.float32]]:
+        return {name: _array(self._state[name]) for name in self._manifest.names("param", "buffer")}
+
+    def begin_with(self, optimizer: Weights) -> None:
+        """What the optimizer's state is at the next training's beginning: what `optimizer_state` gave, or nothing."""
+        self._kept, self._optimizers = dict(optimizer), []
+
+    def optimizer_state(self) -> dict[str, NDArray[np.float32]]:
+        """The optimizer's tensors as the last training has left them, by `KEY.PARAMETER`, torch's name for them and the
+        bundle's for the parameter; those of `begin_with` before it."""
+        if not self._optimizers:
+            return dict(self._kept)
+        every = ((name, self._optimizer_of(name).state[tensor]) for name, tensor in self._trained.items())
+        return {f"{key}.{name}": _array(value) for name, own in every for key, value in _tensors(own)}
+
+    def _optimizer_of(self, name: str) -> torch.optim.Optimizer:
+        """Whose parameter it is."""
+        tensor = self._trained[name]
+        groups = ((each, group) for each in self._optimizers for group in each.param_groups)
+        return next(each for each, group in groups if any(tensor is other for other in group["params"]))
+
+    def _begin(self) -> None:
+        self._optimizers = torch_optimizers(self._trained, self._method, self._manifest.hyper, float(self._lr))
+        for kept, value in self._kept.items():
+            key, _, name = kept.partition(".")
+            place = torch.device("cpu") if key == _ON_THE_PROCESSOR else self._device
+            self._optimizer_of(name).state[self._trained[name]][key] = torch.tensor(value, device=place)
+
+    def _is_finite(self) -> bool:
+        return all(bool(torch.isfinite(self._state[name]).all()) for name in self._manifest.names("param", "buffer"))
 
     def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:
         if not self._optimizers:
-            self._optimizers = torch_optimizers(self._trained, self._method, self._manifest.hyper, float(self._lr))
-        features = self._net(self._preprocess(torch.from_numpy(data.x[chosen])))
-        given = {name: torch.from_numpy(value) for name, value in self._given.items()}
-        given |= {"y": torch.from_numpy(data.y[chosen]), "sample_weight": torch.ones(len(chosen))}
+            self._begin()
+        features = self._net(self._preprocess(self._there(data.x[chosen])))
+        given = {name: self._there(value) for name, value in self._given.items()}
+        given |= {"y": self._there(data.y[chosen]), "sample_weight": torch.ones(len(chosen), device=self._device)}
         loss = self._objective(Scene.of(features, given, self._state), self._manifest.hyper)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for optimizer in self._optimizers:
             optimizer.step()
-        self._loss[...] = loss.detach().numpy()
+        self._loss[...] = _array(loss)
         return float(self._loss)
 
+    def _there(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
-def _state(bundle: Bundle, net: nn.Module) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
+
+def _array(tensor: Tensor) -> NDArray[np.float32]:
+    """A copy."""
+    return tensor.detach().cpu().numpy().copy()
+
+
+def _tensors(state: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Plain SGD has None where it would have momentum."""
+    return ((key, value) for key, value in state.items() if isinstance(value, Tensor))
+
+
+def _state(bundle: Bundle, net: nn.Module, device: torch.device) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
     """Every tensor of the step but the optimizer's, by its name in the bundle, and those that are trained."""
     m = bundle.manifest
     own = {f"{_BACKBONE}{name}": tensor for name, tensor in net.state_dict(keep_vars=True).items()}
@@ -101,7 +153,7 @@ def _state(bundle: Bundle, net: nn.Module) -> tuple[dict[str, Tensor], dict[str,
     for each in m.state:
         if each.role == "optimizer":
             continue
-        tensor = own[each.name] if each.name in own else torch.zeros(each.shape)
+        tensor = own[each.name] if each.name in own else torch.zeros(each.shape, device=device)
         if each.role == "param":
             tensor = trained[each.name] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
         state[each.name] = tensor

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     head: str | None = None
     scaling: str | None = None
     trainer: str | None = None
+    keep_optimizer: bool | None = None
     validation: bool | None = None
     shift: str | None = None
     severity: int | None = None
@@ -113,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights", "shift", "severity", "validation", "trainer"),
+            **some("hyper", "weights", "shift", "severity", "validation", "trainer", "keep_optimizer"),
         )
 
 
