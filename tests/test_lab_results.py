@@ -182,6 +182,17 @@ def test_the_command_writes_what_differs_and_check_fails_until_then(
     assert main(["lab", "results", str(tmp_path)]) == 0
     assert main(["lab", "results", str(tmp_path), "--check"]) == 0
     page = tmp_path / f"{LEDGERS[1].stem}.md"
+    text = page.read_bytes()
+    page.write_bytes(b"\xff" + text)
+    assert (differing(tmp_path), write(tmp_path), page.read_bytes()) == ([page.name], [page], text)
+    page.unlink()
+    (page / "below").mkdir(parents=True)
+    assert differing(tmp_path) == [page.name]
+    assert main(["lab", "results", str(tmp_path)]) == 2
+    assert f"error: lab results {page}, expected a file that can be written, got Is a dir" in capsys.readouterr().err
+    (page / "below").rmdir()
+    page.rmdir()
+    write(tmp_path)
     page.write_text(page.read_text().replace("seeds", "sees"))
     assert differing(tmp_path) == [page.name]
     assert write(tmp_path) == [page]
@@ -216,6 +227,39 @@ def test_newer_cells_take_the_place_of_older_ones(tmp_path: Path) -> None:
         take(folder, tmp_path / "out-quick.json")
 
 
+def test_a_ledger_is_of_the_table_the_preset_and_the_fraction_that_its_name_says(tmp_path: Path) -> None:
+    """Or none of the folder's files is changed, and none of its numbers taken for not run."""
+    (folder := tmp_path / "results").mkdir()
+    sheet = _sheet(table="fedhp-mnist")
+    for name, given in {
+        "fedpr-mnist.json": {},
+        "fedhp-mnist.json": {"preset": "framework"},
+        "fedhp-mnist-quick.json": {"preset": "framework", "quick": "a round"},
+    }.items():
+        write_json(tmp_path / name, msgspec.structs.replace(sheet, **{"preset": "printed"} | given))
+        with pytest.raises(
+            UsageError, match=r"--take, expected the name fedhp-mnist\S*.json for what"
+        ):
+            take(folder, tmp_path / name)
+        copy(tmp_path / name, folder)
+        with pytest.raises(UsageError, match=r"lab results, expected the name fedhp-mnist\S*.json for what"):
+            write(folder)
+        assert [path.name for path in folder.iterdir()] == [name]
+        (folder / name).unlink()
+    for quick, name in (("a round", "fedhp-mnist.json"), (None, "fedhp-mnist-quick.json")):
+        write_json(folder / name, msgspec.structs.replace(sheet, preset="printed", quick=quick))
+        with pytest.raises(UsageError, match=f"lab results, expected a name that ends with .*got {folder / name}"):
+            differing(folder)
+        (folder / name).unlink()
+    for stem in ("fedhp-mnist", "fedhp-mnist-framework", "fedhp-mnist-framework-quick"):
+        given = {
+            "preset": "framework" if "framework" in stem else "printed",
+            "quick": "a" if stem.endswith("quick") else None,
+        }
+        write_json(tmp_path / f"{stem}.json", msgspec.structs.replace(sheet, **given))
+        assert take(folder, tmp_path / f"{stem}.json") == folder / f"{stem}.json"
+
+
 def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave() -> None:
     table = msgspec.structs.replace(TABLE, quick=Quick(says="a round", settings=Settings(rounds=1)))
 
@@ -242,6 +286,17 @@ def test_no_ledger_is_one_line(tmp_path: Path) -> None:
         read_sheet(path)
     with pytest.raises(StoreError, match="expected a table's ledger, got No such file"):
         read_sheet(tmp_path / "none.json")
+    for content in ("", '{"schema": "protofleet.table/2",', '<<<<<<< {"schema": "protofleet.table/2"}'):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=r"a.json, expected a table's ledger, got "):
+            write(tmp_path)
+    path.write_text('{"schema": "protofleet.lab/1"}\n{"schema": "protofleet.lab/1"}\n')  # `lab run --json`'s
+    assert not is_ledger(path)
+    assert not is_ledger(tmp_path)
+    (hardware := tmp_path / "hardware-training-cost.json").write_text('{"claims": [{}]}')
+    with pytest.raises(UsageError, match="expected the ledger of hardware cost, got Object missing"):
+        write(tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", hardware.name]
     write_json(path, msgspec.structs.replace(_sheet(), schema="protofleet.table/9"))
     with pytest.raises(UsageError, match=r"got protofleet.table/9, try a newer Protofleet"):
         read_sheet(path)

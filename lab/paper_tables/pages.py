@@ -14,10 +14,11 @@ cost`, which the list of published numbers shows too.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from contract.errors import StoreError, UsageError
 from contract.json_output import write_text
@@ -39,11 +40,11 @@ def made(folder: Path) -> dict[str, str]:
 
     Raises:
         StoreError: there is no such folder, or a ledger cannot be read.
-        UsageError: a ledger is of a later Protofleet.
+        UsageError: a ledger is broken, of a later Protofleet, or not what its name says.
     """
     if not folder.is_dir():
         raise StoreError(f"{folder}", expected="a folder of ledgers", got="none")
-    sheets = {path.stem: read_sheet(path) for path in sorted(folder.glob("*.json")) if is_ledger(path)}
+    sheets = {path.stem: _named_sheet(path) for path in sorted(folder.glob("*.json")) if is_ledger(path)}
     texts: dict[str, str] = {}
     for stem, sheet in sheets.items():
         texts |= _pages(stem, sheet, read_table(sheet.table)[1] if sheet.table in TABLES else None)
@@ -69,13 +70,13 @@ def _left_over(folder: Path, texts: Mapping[str, str]) -> list[str]:
 
 
 def _is_made(page: Path) -> bool:
-    return MADE in page.read_text(encoding="utf-8", errors="replace")
+    return page.is_file() and MADE in page.read_text(encoding="utf-8", errors="replace")
 
 
 def _differing(folder: Path, texts: Mapping[str, str]) -> list[str]:
     def is_there(name: str) -> bool:
         path = folder / name
-        return path.exists() and path.read_text(encoding="utf-8") == texts[name]
+        return path.is_file() and path.read_bytes() == texts[name].encode()
 
     return [name for name in texts if not is_there(name)]
 
@@ -89,7 +90,7 @@ def write(folder: Path) -> list[Path]:
     texts = made(folder)
     changed = _differing(folder, texts)
     for name in changed:
-        write_text(folder / name, texts[name])
+        write_text(folder / name, texts[name], option="lab results")
     return [folder / name for name in changed]
 
 
@@ -97,12 +98,9 @@ def take(folder: Path, ledger: Path) -> Path:
     """Put a ledger's cells into the folder; the path of the folder's own ledger.
 
     Raises:
-        StoreError, UsageError: it cannot be read, or it is of another table or fraction than its name says.
+        StoreError, UsageError: it cannot be read, or it is of another table, preset or fraction than its name says.
     """
-    newer, place = read_sheet(ledger), folder / ledger.name
-    if bool(newer.quick) != place.stem.endswith(_QUICK):
-        expected = f"a name that ends with {_QUICK}.json for a quick run, and for no other"
-        raise UsageError("--take", expected=expected, got=f"{ledger}: {newer.quick or 'a whole run'}")
+    newer, place = _named_sheet(ledger, "--take"), folder / ledger.name
     write_json(place, merged(read_sheet(place), newer) if place.exists() else newer)
     return place
 
@@ -113,13 +111,33 @@ def write_sheet(out: Path, sheet: Sheet, table: Table) -> list[Path]:
     Raises:
         StoreError, UsageError: when the disk refuses.
     """
-    preset = f"-{sheet.preset}" if sheet.preset != table.preset else ""
-    stem = f"{sheet.table}{preset}{_QUICK if sheet.quick else ''}"
+    stem = _stem(sheet, table)
     write_json(out / f"{stem}.json", sheet)
     texts = _pages(stem, sheet, table)
     for name, text in texts.items():
         write_text(out / name, text, option="--out")
     return [out / f"{stem}.json", *(out / name for name in texts)]
+
+
+def _stem(sheet: Sheet, table: Table) -> str:
+    """How the ledger's name begins."""
+    preset = f"-{sheet.preset}" if sheet.preset != table.preset else ""
+    return f"{sheet.table}{preset}{_QUICK if sheet.quick else ''}"
+
+
+def _named_sheet(path: Path, option: str = "lab results") -> Sheet:
+    """A ledger that is what its name says; of a table that is not known here, a quick run or a whole one.
+
+    Raises:
+        StoreError, UsageError: it cannot be read, or it is another.
+    """
+    sheet = read_sheet(path)
+    if bool(sheet.quick) != path.stem.endswith(_QUICK):
+        expected = f"a name that ends with {_QUICK}.json for a quick run, and for no other"
+        raise UsageError(option, expected=expected, got=f"{path}: {sheet.quick or 'a whole run'}")
+    if sheet.table in TABLES and (stem := _stem(sheet, read_table(sheet.table)[1])) != path.stem:
+        raise UsageError(option, expected=f"the name {stem}.json for what the ledger holds", got=f"{path}")
+    return sheet
 
 
 def _pages(stem: str, sheet: Sheet, table: Table | None) -> dict[str, str]:
@@ -243,7 +261,7 @@ def _hardware(folder: Path) -> list[str]:
     path = folder / _HARDWARE
     if not path.exists():
         return []
-    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    claims = _hardware_claims(path)
     lines = ["", "## [hardware-training-cost](hardware-training-cost.md): what SphereFed saves on an accelerator", ""]
     lines += [
         "Dong et al., ECCV 2022: percent saved of a round's memory and latency, and by FFC of CCVR's latency. The"
@@ -251,7 +269,27 @@ def _hardware(folder: Path) -> list[str]:
     lines += ["paper names no assumptions; each line is of one.", ""]
     lines += ["| claim | published | ours | assumption | verdict |", "| --- | ---: | ---: | --- | --- |"]
     for each in claims:
-        published, ours = each["paper_percent"], each["mobilenetv2_percent"]
+        published, ours = each.paper_percent, each.mobilenetv2_percent
         verdict = WITHIN if abs(ours - published) <= 1.0 else NOT_REPRODUCED
-        lines.append(f"| {each['claim']} | {published:.1f} | {ours:.2f} | {each['assumption']} | {verdict} |")
+        lines.append(f"| {each.claim} | {published:.1f} | {ours:.2f} | {each.assumption} | {verdict} |")
     return lines
+
+
+class _HardwareClaim(msgspec.Struct, frozen=True):
+    claim: str
+    assumption: str
+    paper_percent: float
+    mobilenetv2_percent: float
+
+
+class _HardwareLedger(msgspec.Struct, frozen=True):
+    claims: list[_HardwareClaim]
+
+
+def _hardware_claims(path: Path) -> list[_HardwareClaim]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_HardwareLedger).claims
+    except OSError as error:
+        raise StoreError(f"{path}", expected="the ledger of hardware cost", got=error.strerror) from None
+    except ValueError as error:
+        raise UsageError(f"{path}", expected="the ledger of hardware cost", got=error) from None

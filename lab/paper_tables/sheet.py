@@ -22,8 +22,9 @@ from lab.paper_tables.runner import Cell, Order
 
 __all__ = ["UNNAMED", "Sheet", "SheetCell", "is_ledger", "merged", "read_sheet", "sheet_of", "write_json"]
 
-SCHEMA = "protofleet.table/2"
-_BEFORE = "protofleet.table/1"
+_TABLE = "protofleet.table/"
+SCHEMA = f"{_TABLE}2"
+_BEFORE = f"{_TABLE}1"
 UNNAMED = "code that its ledger does not name (0.1)"
 
 
@@ -172,12 +173,17 @@ def _of_row(row: Row, column: str) -> dict[str, Any]:
 
 
 def is_ledger(path: Path) -> bool:
-    """Whether the file is a table's ledger, and not one of another command."""
+    """Whether the file is a table's ledger, and not one of another command. One that cannot be read counts, so that
+    `read_sheet` says what is wrong with it; so does an empty one."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and str(found.get("schema")).startswith("protofleet.table/")
+        content = path.read_bytes()
+    except OSError:
+        return path.is_file()
+    try:
+        found = msgspec.json.decode(content)
+    except ValueError:
+        return not content or _TABLE.encode() in content
+    return isinstance(found, dict) and str(found.get("schema")).startswith(_TABLE)
 
 
 def read_sheet(path: Path) -> Sheet:
