@@ -201,8 +201,8 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
         return Way(name, lambda: next(steps))
 
     return [
-        way("FedProto, one process", None, nets),
-        way(f"FedProto, {many.jobs} processes", many, nets),
+        way("FedProto, torch trains, one process", None, nets),
+        way(f"FedProto, torch trains, {many.jobs} processes", many, nets),
         way("FedProto, the devices' graphs, one process", None, None),
         way(f"FedProto, the devices' graphs, {many.jobs} processes", many, None),
     ]

@@ -115,9 +115,7 @@ def _judged(
     if ours is None:
         return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
     claim = replace(claim, ours=ours, seeds=cell.runs)
-    rows = [row, *(each for each in table.rows if base is not cell and each.name == row.over)]
-    pairs = zip(rows, (cell, base), strict=False)
-    found = (_changed(table, each, column, of, preset) for each, of in pairs)
+    found = (_changed(table, each, column, of, preset) for each, of in _compared(table, row, cell, base))
     changed = "; ".join(dict.fromkeys(filter(None, found)))
     if changed and claim.what != "parameters sent":
         gave = f"{ours:.2f}" if claim.what == "accuracy" else f"{ours:+.2f} %"
@@ -132,9 +130,14 @@ def _of_quick(claim: Claim, table: Table, quick: Sheet, row: Row, column: Column
     base = quick.cell(row.over, column.name) if claim.what.startswith("gain") else cell
     if table.quick is None or cell is None or base is None:
         return None
-    pairs = ((row, cell), *((each, base) for each in table.rows if base is not cell and each.name == row.over))
-    changed = any(_changed(table, each, column, of, preset, quick=True) for each, of in pairs)
-    return None if changed else _ours(claim, cell, base)
+    found = (_changed(table, each, column, of, preset, quick=True) for each, of in _compared(table, row, cell, base))
+    return None if any(found) else _ours(claim, cell, base)
+
+
+def _compared(table: Table, row: Row, cell: SheetCell, base: SheetCell) -> Iterator[tuple[Row, SheetCell]]:
+    """The row with its cell and, where `base` is another, the row that its gain is over with that."""
+    yield row, cell
+    yield from ((each, base) for each in table.rows if base is not cell and each.name == row.over)
 
 
 def _cause(row: Row) -> str:
