@@ -15,7 +15,7 @@ from lab.board_costs.cost import run_of
 from lab.board_costs.work import device_work, network
 from lab.paper_tables import run_log
 from lab.paper_tables.config import TABLES, Column, Missing, Preset, Quick, Row, Settings, Table, read_table
-from lab.paper_tables.pages import differing, take, write
+from lab.paper_tables.pages import differing, made, take, write
 from lab.paper_tables.run_log import Finished, Ledger, code_mark
 from lab.paper_tables.sheet import UNNAMED, Sheet, SheetCell, is_ledger, merged, read_sheet, write_json
 from lab.paper_tables.verdicts import claims_of, command_for
@@ -211,6 +211,8 @@ def test_newer_cells_take_the_place_of_older_ones(tmp_path: Path) -> None:
     before = _sheet(_cell("near", 0.5), _cell("far", 0.5))
     newer = _sheet(_cell("far", 0.6), _cell("base", 0.7))
     assert {cell.row: cell.accuracy for cell in merged(before, newer).cells} == {"near": 0.5, "far": 0.6, "base": 0.7}
+    with pytest.raises(UsageError, match="expected a run of t, whole, got t by the settings 'code', whole"):
+        merged(before, msgspec.structs.replace(newer, preset="code"))
     with pytest.raises(UsageError, match="expected a run of t, whole, got other, whole"):
         merged(before, _sheet(table="other"))
     write_json(tmp_path / "out.json", newer)
@@ -237,9 +239,7 @@ def test_a_ledger_is_of_the_table_the_preset_and_the_fraction_that_its_name_says
         "fedhp-mnist-quick.json": {"preset": "framework", "quick": "a round"},
     }.items():
         write_json(tmp_path / name, msgspec.structs.replace(sheet, **{"preset": "printed"} | given))
-        with pytest.raises(
-            UsageError, match=r"--take, expected the name fedhp-mnist\S*.json for what"
-        ):
+        with pytest.raises(UsageError, match=r"--take, expected the name fedhp-mnist\S*.json for what"):
             take(folder, tmp_path / name)
         copy(tmp_path / name, folder)
         with pytest.raises(UsageError, match=r"lab results, expected the name fedhp-mnist\S*.json for what"):
@@ -278,6 +278,59 @@ def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave(
     assert found["far", "accuracy"].quick is None
     (near,) = (each for each in claims_of(table, None, "", quick) if each.row == "near")
     assert (near.verdict, near.ours, near.quick) == ("not run", None, pytest.approx(30.0))
+
+
+def test_a_quick_number_is_of_the_preset_the_fraction_and_the_row_below_that_the_table_has_now() -> None:
+    quick = Quick(says="a round", settings=Settings(rounds=1))
+    table = msgspec.structs.replace(TABLE, quick=quick)
+    rows = {each.name: each for each in table.rows}
+
+    def resolved(row: str, preset: str = "", **given: object) -> dict[str, object]:
+        settings = table.settle(rows[row], table.columns[0], quick=True, preset=preset)
+        return msgspec.structs.replace(settings, **given).experiment(table.data, 0).resolved()
+
+    def gave(*cells: SheetCell, of: Table = table, preset: str = "") -> dict[tuple[str, str], float | None]:
+        return {(each.row, each.what): each.quick for each in claims_of(of, None, preset, _sheet(*cells))}
+
+    gain, base = ("gain", "gain over base"), _cell("base", 0.3, resolved=resolved("base"))
+    over = _cell("gain", 0.33, resolved=resolved("gain"))
+    assert gave(over, base)[gain] == pytest.approx(10.0)
+    assert gave(over)[gain] is None
+    assert gave(over, _cell("base", 0.3, resolved=resolved("base", rounds=2)))[gain] is None, "over another run"
+    assert gave(over, base, of=TABLE)[gain] is None, "the table has no fraction any more"
+    assert gave(_cell("gain", 0.33, resolved=resolved("gain", trainer="torch")), base)[gain] == pytest.approx(10.0)
+    mine = _cell("far", 0.3, resolved=resolved("far", "code"))
+    assert gave(mine, preset="code")["far", "accuracy"] == pytest.approx(30.0)
+    assert gave(mine)["far", "accuracy"] is None
+
+
+def test_a_whole_gain_is_of_the_settings_of_both_rows() -> None:
+    stale = msgspec.structs.replace(TABLE.settings, rounds=7).experiment(TABLE.data, 0).resolved()
+    cells = [_cell("gain", 0.55), _cell("base", 0.5, resolved=stale)]
+    (found,) = (each for each in claims_of(TABLE, _sheet(*cells)) if each.what == "gain over base")
+    assert (found.verdict, found.why) == ("not run", "with earlier settings, course.rounds 7 for 5, it gave +10.00 %")
+
+
+def test_the_list_says_what_a_fraction_gave_beside_what_was_not_run(tmp_path: Path) -> None:
+    _, table = read_table("fedhkd-cifar10")
+    (row,) = (each for each in table.rows if each.name == "FedHKD")
+    column, cells = next(each for each in table.columns if each.name in row.gains), []
+    for name, accuracy in ((row.name, 0.33), (row.over, 0.3)):
+        (mine,) = (each for each in table.rows if each.name == name)
+        settings = table.settle(mine, column, quick=True).experiment(table.data, 0).resolved()
+        found = {"row": name, "column": column.name, "metric": table.metric_of(mine, column), "resolved": settings}
+        cells.append(msgspec.structs.replace(_cell("near", accuracy), **found))
+    sheet = msgspec.structs.replace(_sheet(*cells, table="fedhkd-cifar10"), preset=table.preset, quick="a few")
+    write_json(tmp_path / "fedhkd-cifar10-quick.json", sheet)
+    files = made(tmp_path)
+    assert files["README.md"].count(", gave +10.00 %") == 1
+    assert "**quick: a few; not comparable with the published numbers**" in files["fedhkd-cifar10-quick.md"]
+    assert "with earlier settings" not in files["README.md"], "a fraction is no run of the table"
+    (tmp_path / "fedhkd-cifar10-quick.json").unlink()
+    for name, other in (("own-quick", {"table": "own"}), ("fedhkd-cifar10-code-quick", {"preset": "code"})):
+        write_json(tmp_path / f"{name}.json", msgspec.structs.replace(sheet, **other))
+    write_json(tmp_path / "fedhkd-cifar10.json", msgspec.structs.replace(sheet, cells=[], quick=None))
+    assert ", gave" not in made(tmp_path)["README.md"], "of another table, and by other settings"
 
 
 def test_no_ledger_is_one_line(tmp_path: Path) -> None:
