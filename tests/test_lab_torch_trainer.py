@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +10,25 @@ import pytest
 import torch
 from lab_samples import shipped, some
 from second_device import second_device
+from torch import nn
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError, UsageError
 from contract.methods import METHODS
+from edge_client.data import LocalData
 from edge_client.trainer import Trainer, Weights
 from export.backbones import build_backbone
 from export.build import build_bundle
 from export.preprocess import _preprocess
 from lab.data.datasets import take
 from lab.data.partition import Partition
+from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, RoundRecord
+from lab.engine.evaluation import AveragingRecord
 from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.run_averaging import Measures
 from lab.engine.torch_trainer import GraphsBesideTorch, TorchTrainer
+from lab.engine.workers import Workers, open_workers
 
 TRAINED = [name for name, found in METHODS.items() if found.trains]
 BATCH = 16
@@ -128,7 +135,15 @@ def test_a_training_that_comes_to_nothing_is_said_so(tmp_path: Path) -> None:
         trainer.fit(some(shipped().train, 7), epochs=3, lr=1e6, given=_given(bundle), seed=5)
 
 
-def _records(method: str, trainer: str, **given: object) -> list[RoundRecord]:
+def _records(
+    method: str,
+    trainer: str,
+    *,
+    keep: Path | None = None,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+    workers: Workers | None = None,
+    **given: object,
+) -> list[RoundRecord]:
     experiment = Experiment(
         method,
         "fashion_mnist_subset",
@@ -140,8 +155,9 @@ def _records(method: str, trainer: str, **given: object) -> list[RoundRecord]:
         trainer=trainer,
         **{"hyper": {"lr": 0.02, "epochs": 1}, **given},
     )
-    nothing = {"on_device": lambda number, turn: None, "on_text": lambda text: None, "on_round": lambda record: None}
-    return run_experiment(experiment, data=shipped(), **nothing)
+    checkpoint = None if keep is None else Checkpoint.of(keep, experiment)
+    more = {"on_device": lambda number, turn: None, "on_text": lambda text: None, "on_round": on_round}
+    return run_experiment(experiment, data=shipped(), checkpoint=checkpoint, workers=workers, **more)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "local"])
@@ -160,6 +176,92 @@ def test_each_device_trains_its_own_backbone() -> None:
     assert records[-1].loss == pytest.approx(
         _records("fedproto", "onnx", backbones=("fedproto_mnist_18", "fedproto_mnist"))[-1].loss, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("trainer", ["torch", "onnx"])
+def test_a_device_that_trains_alone_has_its_own_backbone_too(trainer: str) -> None:
+    """As in the federation: before the first global state the same devices train in the same way."""
+    backbones = ("fedproto_mnist_18", "fedproto_mnist")
+    alone, together = (_records(method, trainer, backbones=backbones) for method in ("local", "fedproto"))
+    one = _records("local", trainer, backbones=("fedproto_mnist_18", "fedproto_mnist_18"))
+    assert alone[0].loss == together[0].loss != one[0].loss
+
+
+def test_a_run_that_torch_trains_goes_on_with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interruption, and in processes, to the bit."""
+    monkeypatch.setattr("lab.engine.checkpoint._EVERY_S", 0.0)
+    path, seen = tmp_path / "run.pt", []
+
+    def stop(record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+    whole = _records("fedproto", "torch")
+    with pytest.raises(KeyboardInterrupt):
+        _records("fedproto", "torch", keep=path, on_round=stop)
+    with pytest.raises(UsageError, match="a checkpoint of this very run, got one of other settings"):
+        _records("fedproto", "onnx", keep=path)
+    assert _records("fedproto", "torch", keep=path, on_round=seen.append) == whole
+    assert len(seen) == 2
+    with open_workers("processes", 2) as workers:
+        assert _records("fedproto", "torch", workers=workers) == whole
+
+
+def test_each_devices_own_test_is_by_the_same_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the graph trains")
+
+    given = {"local_test": 0.3, "measures": Measures(personal=("fit",))}
+    theirs = _records("fedproto", "onnx", **given)[-1]
+    monkeypatch.setattr(Trainer, "__init__", never)
+    ours = _records("fedproto", "torch", **given)[-1]
+    assert isinstance(ours, AveragingRecord)
+    assert isinstance(theirs, AveragingRecord)
+    assert ours.personal == pytest.approx(theirs.personal, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["ncm", "fedavg"])
+def test_what_no_device_trains_takes_no_trainer(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hyper = {"lr": 0.02} if method == "fedavg" else {}
+    theirs = _records(method, "onnx", hyper=hyper)
+    monkeypatch.setattr(GraphsBesideTorch, "__init__", None)
+    ours = _records(method, "torch", hyper=hyper)
+    assert [each.as_json() for each in ours] == [each.as_json() for each in theirs]
+
+
+def test_unlabelled_samples_decay_and_the_global_state_count_for_either(tmp_path: Path) -> None:
+    bundle = _bundle(
+        tmp_path / "b.bundle", "fedproto", "fedproto_mnist", pu_weight=0.5, weight_decay=0.05, momentum=0.9
+    )
+    net, _ = build_backbone("fedproto_mnist", (28, 28, 1), seed=8)
+    data, found = some(shipped().train, 7), []
+    data = LocalData(data.x, np.where(np.arange(len(data)) % 3, data.y, -1))
+    for trainer in (Trainer(bundle), TorchTrainer(bundle, net)):
+        trainer.load_state(bundle.params)
+        losses = [trainer.fit(data, epochs=1, lr=0.02, given=given, seed=5) for given in (_given(bundle), {})]
+        found.append((losses, trainer.export_state()))
+    (wanted, weights), (losses, ours) = found
+    assert losses == pytest.approx(wanted, rel=1e-4)
+    _check_same(bundle.params, ours, weights)
+
+
+def with_batch_norm() -> nn.Module:
+    """A backbone of one convolution, with running statistics."""
+    convolution = (nn.Conv2d(1, 4, 3, 4, bias=False), nn.BatchNorm2d(4, momentum=0.3))
+    return nn.Sequential(*convolution, nn.ReLU(), nn.Flatten(), nn.Linear(196, 8))
+
+
+def test_running_statistics_are_the_same(tmp_path: Path) -> None:
+    """With a last batch that is not full."""
+    backbone, found = f"{__name__}:with_batch_norm", []
+    bundle = _bundle(tmp_path / "b.bundle", "fedproto", backbone)
+    buffers = bundle.manifest.names("buffer")
+    assert len(buffers) == 2
+    for trainer in (Trainer(bundle), TorchTrainer(bundle, with_batch_norm())):
+        trainer.load_state(bundle.params)
+        trainer.fit(some(shipped().train, 7), epochs=1, lr=0.01, given=_given(bundle), seed=5)
+        found.append(trainer.export_state())
+    _check_same(bundle.params, found[1], found[0])
+    assert all(not np.array_equal(found[1][name], bundle.params[name]) for name in buffers)
 
 
 def test_a_wrong_trainer_is_one_line() -> None:

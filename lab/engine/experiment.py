@@ -260,7 +260,7 @@ def _deployed(
 
     if experiment.method == "local":
         done = local_only(
-            bundles[0],
+            fleet,
             shares,
             test,
             rounds=rounds,
