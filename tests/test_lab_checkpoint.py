@@ -21,6 +21,7 @@ from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, RoundRecord
 from lab.engine.experiment import Experiment, run_experiment
 from lab.engine.run_averaging import Measures
+from lab.engine.workers import Workers, open_workers
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,12 @@ def _experiment(method: str, **hyper: object) -> Experiment:
     )
 
 
-def _run(experiment: Experiment, checkpoint: Checkpoint | None, stop_after: int | None = None) -> list[RoundRecord]:
+def _run(
+    experiment: Experiment,
+    checkpoint: Checkpoint | None,
+    stop_after: int | None = None,
+    workers: Workers | None = None,
+) -> list[RoundRecord]:
     shown: list[RoundRecord] = []
 
     def on_round(record: RoundRecord) -> None:
@@ -59,9 +65,22 @@ def _run(experiment: Experiment, checkpoint: Checkpoint | None, stop_after: int 
         on_device=lambda n, t: None,
         on_text=lambda text: None,
         checkpoint=checkpoint,
+        workers=workers,
     )
     assert [record.as_json() for record in shown] == [record.as_json() for record in records]
     return records
+
+
+@pytest.mark.parametrize("method", ["fedproto", "local", "fedavg"])
+def test_a_run_that_was_stopped_goes_on_in_processes(tmp_path: Path, method: str) -> None:
+    """Whoever takes a device's turn knows what the interrupted run had come to."""
+    experiment, path = _experiment(method), tmp_path / "run.checkpoint"
+    whole = [record.as_json() for record in _run(experiment, None)]
+    with pytest.raises(KeyboardInterrupt):
+        _run(experiment, Checkpoint(path, "it"), stop_after=2)
+    with open_workers("processes", 2) as workers:
+        resumed = _run(experiment, Checkpoint(path, "it"), workers=workers)
+    assert [record.as_json() for record in resumed] == whole
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,9 @@ class Fleet:
         return self._optimizers.get(place, {})
 
     def resume(self, place: int, weights: Weights, optimizer: Weights) -> None:
-        """The device goes on from what it knew when a run was interrupted."""
-        self._device(place).restore(weights)
-        self._optimizers[place] = optimizer
+        """The device goes on from what it knew when a run was interrupted; its turns are numbered anew, from 1, so that
+        it is not taken anywhere for one that has not had any."""
+        self.put(place, Memory(1, weights, None, optimizer))
 
     def at(self, turn: Turn) -> Device:
         """The device as its last turn has left it."""
