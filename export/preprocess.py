@@ -50,7 +50,8 @@ class Preprocess(nn.Module):
 
 
 def _preprocess(x: Tensor, mean: list[float], std: list[float]) -> Tensor:
-    scaled = (x.to(torch.float32) / 255.0 - torch.tensor(mean, device=x.device)) / torch.tensor(std, device=x.device)
+    centre, scale = (torch.tensor(values, device=x.device) for values in (mean, std))
+    scaled = (x.to(torch.float32) / 255.0 - centre) / scale
     return scaled.permute(0, 3, 1, 2)
 
 
