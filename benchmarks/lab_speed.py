@@ -38,6 +38,7 @@ from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.engine.deployed import Course, simulate
 from lab.engine.local_training import EagerModel
+from lab.engine.torch_device import torch_device
 from lab.engine.weight_averaging import Federation
 from lab.engine.workers import Workers, limited_threads, open_workers
 
@@ -118,9 +119,10 @@ def _model() -> EagerModel:
 
 def _bare(shares: list[LocalData], options: argparse.Namespace) -> Callable[[], None]:
     net, width = build_backbone(BACKBONE, (28, 28, 1), seed=0)
-    model = nn.Sequential(net, nn.Linear(width, 10)).to(memory_format=torch.channels_last)
+    model, at = nn.Sequential(net, nn.Linear(width, 10)).to(memory_format=torch.channels_last), torch_device()
+    model.to(at)
     images = [torch.from_numpy((share.x.astype(np.float32) / 255 - MEAN) / STD).permute(0, 3, 1, 2) for share in shares]
-    labels = [torch.from_numpy(share.y) for share in shares]
+    images, labels = [x.to(at) for x in images], [torch.from_numpy(share.y).to(at) for share in shares]
 
     def turn() -> None:
         start = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -76,7 +76,7 @@ def measures(model: EagerModel, features: Rows, labels: NDArray[np.int64], class
     spread = np.array([((features[labels == j] - own[j]) ** 2).sum(axis=1).mean() for j in range(classes)])
     gram = FeatureGram.of(z, labels, classes)
     ridge = linear_answer(solve(gram.matrix, gram.cross, gram.counts, "auto").weights, unit=True)
-    head = linear_answer(model.head_weight.detach().numpy(), model.head_bias.detach().numpy())
+    head = linear_answer(*(each.numpy() for each in model.head_copy()))
     within = (gram.matrix - (means * gram.counts[:, None]).T @ means) / len(z)
     inverse = np.linalg.inv(within + 1e-3 * np.trace(within) / len(within) * np.eye(len(within)))
 

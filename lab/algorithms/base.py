@@ -113,11 +113,13 @@ class WeightRule:
         self.settled, self._trained, self._clients = hyper, trained, clients
 
     def told(self, client: int) -> Any:
-        """What this client hears beside the weights, for its `correction`: values and tensors; None for nothing."""
+        """What this client hears beside the weights, for its `correction`: values and tensors, in dictionaries, lists
+        and tuples; None for nothing."""
         return None
 
     def correction(self, told: Any, start: Mapping[str, Tensor]) -> Correction | None:
-        """What changes the gradients of a client that was `told` this and starts from the weights `start`."""
+        """What changes the gradients of a client that was `told` this and starts from the weights `start`. Both lie
+        where the gradients do (`lab/engine/torch_device.py`); everything else of a rule computes on the processor."""
         return None
 
     def trained(self, client: int, start: Mapping[str, Tensor], state: Mapping[str, Tensor], fitted: Fitted) -> int:

@@ -55,7 +55,7 @@ class FedNH(Algorithm):
 
     def install(self, model: EagerModel) -> None:
         """Move the prototypes of the classes that the round has seen."""
-        old = model.head_weight.numpy().astype(np.float64)
+        old = model.head_weight.cpu().numpy().astype(np.float64)
         moved = unit_rows(self._smoothing * old + (1.0 - self._smoothing) * unit_rows(self._merged.means))
         rows = np.where(self._merged.present[:, None], moved, old)
         model.head_weight.copy_(torch.from_numpy(rows))

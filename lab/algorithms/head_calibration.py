@@ -75,8 +75,8 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
             sums[j] += rows.sum(axis=0)
             squares[j] += rows.T @ rows
     z, y = _virtual(counts, sums, squares, int(hyper["ccvr_virtual"]), np.random.default_rng(seed))
-    bias = torch.zeros(classes) if model.head_bias is None else model.head_bias.detach().clone()
-    start = (model.head_weight.detach().clone(), bias)
+    weight, bias = model.head_copy()
+    start = (weight, torch.zeros(classes) if bias is None else bias)
     lr, epochs = float(hyper["ccvr_lr"]), int(hyper["ccvr_epochs"])
     return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
@@ -91,9 +91,8 @@ def head_by_sgd(
 ) -> LinearAnswer:
     """The model's head, trained further on one client's own features: by cross-entropy where it has a bias, else by
     SphereFed's squared error over unit features."""
-    bias = None if model.head_bias is None else model.head_bias.detach().clone()
-    start = (model.head_weight.detach().clone(), bias)
-    return _fit(features, y, start, lr=lr, momentum=momentum, epochs=epochs, unit=bias is None, seed=seed)
+    start = model.head_copy()
+    return _fit(features, y, start, lr=lr, momentum=momentum, epochs=epochs, unit=start[1] is None, seed=seed)
 
 
 def _virtual(

@@ -2,7 +2,8 @@
 
 A `Bench` is the site (`lab/engine/workers.py`): one network and all clients' samples. `Start` is what all clients of a
 round have in common, `Turn` what is one client's own, and the functions below are the tasks: to train, and to answer.
-They leave nothing behind that a later one could see: each puts into the network all that it needs.
+They leave nothing behind that a later one could see: each puts into the network all that it needs. What comes and goes
+are tensors and arrays of the processor, wherever the network lies.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from contract.answers import Answer
@@ -26,7 +28,7 @@ from lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sg
 from lab.engine.local_training import EagerModel, Fitted, train_eager
 from lab.engine.tally import Tally
 
-__all__ = ["Bench", "Left", "Start", "Turn", "ask", "ask_held", "gram_of", "personalise", "summarise", "train"]
+__all__ = ["Bench", "Left", "Start", "Turn", "ask", "ask_held", "gram_of", "moved", "personalise", "summarise", "train"]
 
 Answers = dict[str, NDArray[np.int64]]
 
@@ -143,7 +145,7 @@ class Bench:
             lr=start.lr,
             seed=round_seed(client_name(turn.client), self.run, start.number),
             guide=self.algorithm.guide(),
-            correct=self._rule.correction(turn.told, start.centres[turn.centre]),
+            correct=self._rule.correction(*moved((turn.told, start.centres[turn.centre]), self.model.device)),
         )
 
     def answers(
@@ -179,6 +181,17 @@ class Bench:
 def client_name(client: int) -> str:
     """As devices are called."""
     return f"device-{client + 1}"
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same with its tensors on that device, which dictionaries, lists and tuples may hold."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: moved(each, device) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(each, device) for each in value)
+    return value
 
 
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,10 @@ The objective is the one of `export/objectives/`, and samples come in the order 
 on ONNX Runtime follow the same path. Images stay uint8 until they are a batch; networks are laid out channels last,
 as the images are, which is faster on a CPU.
 
+A network lies where `lab/engine/torch_device.py` says, and what a step computes with goes there: its batch, the guide,
+the class priors, the optimiser's moments. All that is asked of a network comes back to the processor: `floats`,
+`tensors`, `head_copy`, features, logits, losses.
+
 A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), `halve_every` steps, and
 `clip_norm` of a step's gradients.
 An algorithm that changes its clients' gradients (FedProx, SCAFFOLD) hands in a function that does it.
@@ -12,10 +16,11 @@ An algorithm that changes its clients' gradients (FedProx, SCAFFOLD) hands in a 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,6 +36,7 @@ from edge_client.data import LocalData
 from export.objectives import Scene, find_objective
 from export.step import Preprocess, quiet
 from export.torch_cache import load_dynamo
+from lab.engine.torch_device import torch_device
 
 __all__ = ["EagerModel", "Fitted", "Guide", "LabHead", "save_weights", "train_eager"]
 
@@ -58,6 +64,10 @@ class Guide:
         """Before the server has sent anything."""
         return cls(torch.zeros(classes, width), torch.zeros(classes), torch.zeros(classes, classes))
 
+    def to(self, device: torch.device) -> Guide:
+        """The same there."""
+        return Guide(self.prototypes.to(device), self.mask.to(device), self.soft_predictions.to(device))
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -78,10 +88,11 @@ class Fitted:
 
 
 class EagerModel(nn.Module):
-    """A backbone with its preprocessing and a head.
+    """A backbone with its preprocessing and a head, where torch computes; it travels to other processes as tensors of
+    the processor, and lies where torch computes there.
 
     Args:
-        backbone: (B, c, H, W) float32 → (B, D).
+        backbone: (B, c, H, W) float32 → (B, D); moved in place.
         classes: C.
         features: D.
         head: `local`, a linear layer that is trained; `initial`, one that stays as it was drawn (FedBABU); `frozen`,
@@ -113,12 +124,29 @@ class EagerModel(nn.Module):
             self.register_buffer("head_weight", frame)  # (C, D)
             if head == "normalised":
                 self.head_scale = nn.Parameter(torch.tensor(_FEDNH_SCALE))
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            linear = nn.Linear(features, classes)
-        self.head_weight, self.head_bias = linear.weight, linear.bias
-        linear.requires_grad_(head == "local")
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                linear = nn.Linear(features, classes)
+            self.head_weight, self.head_bias = linear.weight, linear.bias
+            linear.requires_grad_(head == "local")
+        self.to(torch_device())
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.device.type == "cpu":
+            return self.__dict__
+        twin = object.__new__(type(self))
+        twin.__dict__ = copy.deepcopy(self.__dict__)
+        return twin.cpu().__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.to(torch_device())
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.head_weight.device
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, D) of uint8 images (B, H, W, c)."""
@@ -129,29 +157,37 @@ class EagerModel(nn.Module):
         self.eval()
         with torch.inference_mode():
             blocks = torch.from_numpy(x).split(_INFERENCE_BATCH)
-            return np.concatenate([self(block).numpy() for block in blocks])
+            return np.concatenate([self(block.to(self.device)).cpu().numpy() for block in blocks])
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """The head's outputs (N, C) for features (N, D), before any scale."""
         z = features
         if self.head in ("frozen", "normalised"):
             z = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-        logits = z @ self.head_weight.detach().numpy().T  # (N, C)
-        return logits if self.head_bias is None else logits + self.head_bias.detach().numpy()
+        logits = z @ self.head_weight.detach().cpu().numpy().T  # (N, C)
+        return logits if self.head_bias is None else logits + self.head_bias.detach().cpu().numpy()
 
     def predict(self, x: NDArray[np.uint8]) -> NDArray[np.int64]:
         """The head's answers (N,)."""
         return np.asarray(self.logits(self.features(x)).argmax(axis=1), dtype=np.int64)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of `state_dict`, on the processor: the network's own where it lies there, which training goes on
+        to change, and else copies."""
+        return {name: tensor.detach().cpu() for name, tensor in self.state_dict().items()}
+
     def floats(self) -> dict[str, Tensor]:
-        """What FedAvg sends: every parameter and floating-point buffer but the preprocessing's and a head that training
-        does not move."""
+        """What FedAvg sends, of `tensors`: every parameter and floating-point buffer but the preprocessing's and a head
+        that training does not move."""
         fixed = {"head_weight", "head_bias"} if self.head != "local" else set()
         return {
-            name: tensor.detach()
-            for name, tensor in self.state_dict().items()
-            if tensor.is_floating_point() and name not in fixed
+            name: tensor for name, tensor in self.tensors().items() if tensor.is_floating_point() and name not in fixed
         }
+
+    def head_copy(self) -> tuple[Tensor, Tensor | None]:
+        """Copies of the head's weight (C, D) and bias (C,) on the processor."""
+        weight, bias = self.head_weight.detach().to("cpu", copy=True), self.head_bias
+        return weight, None if bias is None else bias.detach().to("cpu", copy=True)
 
 
 def train_eager(
@@ -175,7 +211,8 @@ def train_eager(
         hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
             are there, `optimizer` and `halve_every`.
         guide: global prototypes or hyper-knowledge; without it their terms add nothing.
-        correct: changes each step's gradients in place, given the trained parameters by name.
+        correct: changes each step's gradients in place, given the trained parameters by name; those, and what it
+            computes with, lie where the model does.
         data: at least one sample; those without a label are left out unless `pu_weight` says what they weigh.
         on_epoch: called with the epoch, from 1, and its mean loss.
 
@@ -205,7 +242,7 @@ def save_weights(model: EagerModel, path: Path) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    encoded = save({name: tensor.detach().contiguous() for name, tensor in model.backbone.state_dict().items()})
+    encoded = save({name: tensor.detach().cpu().contiguous() for name, tensor in model.backbone.state_dict().items()})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -233,7 +270,7 @@ def _loss(
     scene = Scene(
         features=features,
         y=y,
-        sample_weight=torch.ones(len(y)),
+        sample_weight=torch.ones(len(y), device=y.device),
         head_weight=model.head_weight,
         head_bias=model.head_bias,
         prototypes=guide.prototypes,
@@ -257,9 +294,9 @@ class _Stepper:
         correct: Callable[[Mapping[str, Tensor]], None] | None,
     ) -> None:
         self.model, self.objective, self.hyper = model, objective, hyper
-        self.guide = guide or Guide.nothing(*model.head_weight.shape)
+        self.guide = (guide or Guide.nothing(*model.head_weight.shape)).to(model.device)
         counts = torch.from_numpy(data.counts(len(model.head_weight))).to(torch.float32)
-        self.priors = counts / counts.sum().clamp(min=1.0)  # (C,) among the labelled
+        self.priors = (counts / counts.sum().clamp(min=1.0)).to(model.device)  # (C,) among the labelled
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.correct = correct
         self.optimizer, self.momentum = _optimizer(list(self.trained.values()), hyper, lr)
@@ -267,7 +304,8 @@ class _Stepper:
         self.steps, self.pull, self._running, self._rate = 0, 0.0, 0.0, 1.0
 
     def step(self, x: Tensor, y: Tensor) -> float:
-        """One step; returns the batch's loss, without what a correction adds."""
+        """One step on a batch from the processor; returns its loss, without what a correction adds."""
+        x, y = x.to(self.model.device), y.to(self.model.device)
         loss = _loss(self.model, self.objective, x, y, self.guide, self.priors, self.hyper)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

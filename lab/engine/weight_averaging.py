@@ -98,7 +98,7 @@ class Federation:
         rule = RULES[str(hyper["base"])]
         self._rules = [rule(hyper, trained, len(shares)) for _ in range(number)]
         self.member = np.zeros(len(shares), dtype=np.int64)
-        self.fixed = {name: tensor.clone() for name, tensor in model.state_dict().items() if name not in floats}
+        self.fixed = {name: tensor.clone() for name, tensor in model.tensors().items() if name not in floats}
         self._at: Settled | None = None
 
     @contextmanager
@@ -174,7 +174,7 @@ class Federation:
     def state(self) -> dict[str, Any]:
         """What later rounds depend on, as plain values and tensors."""
         return {
-            "model": self.model.state_dict(),
+            "model": self.model.tensors(),
             "centres": self.centres,
             "kept": self._kept,
             "rules": [rule.state() for rule in self._rules],
@@ -185,7 +185,7 @@ class Federation:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         put_tensors(self.model, state["model"])
-        self.fixed = {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}
+        self.fixed = {name: t.clone() for name, t in self.model.tensors().items() if name in self.fixed}
         self.centres, self._kept = state["centres"], state["kept"]
         for rule, kept in zip(self._rules, state["rules"], strict=True):
             rule.restore(kept)
@@ -231,4 +231,4 @@ class Federation:
     def _merge_statistics(self) -> None:
         self.algorithm.merge()
         self.algorithm.install(self.model)
-        self.fixed |= {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}
+        self.fixed |= {name: t.clone() for name, t in self.model.tensors().items() if name in self.fixed}
