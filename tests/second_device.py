@@ -1,28 +1,35 @@
-"""A second device for torch where there is no GPU: its lazy one, which computes and refuses the processor's tensors."""
+"""A second device for torch where there is no GPU: its lazy one, which every build of torch has.
+
+It computes what it is asked for when somebody looks, and refuses the processor's tensors beside its own, as a GPU does.
+Its own faults: no views (aten::as_strided) in inference mode, nor within an operator of somebody else's, which
+`compute_there` goes around; and a Python number times a scalar of float32 is a float64, which the gradient of a mean of
+squares does not survive, so that FedProto, FedHP and FedPR run there with another distance or not at all.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
+import pytest
 import torch
-import torch._lazy.ts_backend
-from torch import Tensor
 
-from export.preprocess import Preprocess
+from export.preprocess import Preprocess, _preprocess
 
-__all__ = ["second_device"]
+__all__ = ["compute_there"]
 
 
 @cache
-def second_device() -> torch.device:
-    """Ready to be computed on; it can be made ready but once in a process.
+def _lazy() -> torch.device:
+    """It can be made ready but once in a process."""
+    import torch._lazy.ts_backend
 
-    It has no views within an operator of our own, so that images are prepared on the processor.
-    """
     torch._lazy.ts_backend.init()
-    torch.library.impl("protofleet::preprocess", "Lazy")(_preprocess)
-    return torch.device("lazy")
+    return torch.device("lazy", 0)
 
 
-def _preprocess(x: Tensor, mean: list[float], std: list[float]) -> Tensor:
-    return Preprocess(mean, std)(x.cpu()).to(x.device)
+def compute_there(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks of a module that asks `torch_device` lie on the second device until the test ends."""
+    device = _lazy()
+    monkeypatch.setattr(f"{module}.torch_device", lambda: device)
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
+    monkeypatch.setattr(Preprocess, "forward", lambda own, x: _preprocess(x, own._mean, own._std))

@@ -1,8 +1,4 @@
-"""Federations that average weights on a second device of torch, against the same on the processor.
-
-The device is torch's lazy one, which every build of torch has: it computes what it is asked for when somebody looks,
-and refuses tensors of the processor beside its own, as a GPU does.
-"""
+"""Federations that average weights on a second device of torch (`second_device.py`), against the processor's."""
 
 from __future__ import annotations
 
@@ -15,10 +11,10 @@ import pytest
 import torch
 from lab_samples import shares, shipped, some
 from safetensors.torch import load_file
+from second_device import compute_there
 from torch import nn
 
 from export.backbones import build_backbone
-from export.preprocess import Preprocess, _preprocess
 from lab.algorithms import ALGORITHMS, RULES
 from lab.data.partition import Partition
 from lab.demo.from_scratch import Recipe, pretrain
@@ -31,23 +27,19 @@ from lab.engine.shared import pack, unpack
 from lab.engine.weight_averaging import Federation
 
 BACKBONE = "fedproto_mnist"
-# The lazy device makes float64 of a Python number times a scalar of float32, which the gradient of a mean of squares
-# does not survive; that of a norm does.
 INSTEAD = {"fedpr-averaged": {"distance": "l2"}}
 
 
-@pytest.fixture(scope="module")
-def lazy() -> Iterator[torch.device]:
-    import torch._lazy.ts_backend
-
-    torch._lazy.ts_backend.init()
-    torch._C._set_graph_executor_optimize(False)  # three quarters of the time
-    yield torch.device("lazy", 0)
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once() -> Iterator[None]:
+    """Each small graph of the device is run but once: not optimising them saves three quarters of the time."""
+    torch._C._set_graph_executor_optimize(False)
+    yield
     torch._C._set_graph_executor_optimize(True)
 
 
 @pytest.fixture
-def there(lazy: torch.device, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+def there(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Networks lie on the lazy device from now on; gives the devices of all that has been trained."""
     seen: list[str] = []
 
@@ -59,10 +51,7 @@ def there(lazy: torch.device, monkeypatch: pytest.MonkeyPatch) -> Callable[[], l
 
     trained = Bench.fit
     monkeypatch.setattr(Bench, "fit", fit)
-    monkeypatch.setattr("lab.engine.local_training.torch_device", lambda: lazy)
-    # The lazy device has no views (aten::as_strided) in inference mode, nor within an operator of somebody else's.
-    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)
-    monkeypatch.setattr(Preprocess, "forward", lambda own, x: _preprocess(x, own._mean, own._std))
+    compute_there("lab.engine.local_training", monkeypatch)
     return lambda: seen
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lab_samples import shipped, some
-from second_device import second_device
+from second_device import compute_there
 from torch import nn
 
 from contract.bundle import Bundle, read_bundle
@@ -19,7 +19,6 @@ from edge_client.data import LocalData
 from edge_client.trainer import Trainer, Weights
 from export.backbones import build_backbone
 from export.build import build_bundle
-from export.preprocess import _preprocess
 from lab.data.datasets import take
 from lab.data.partition import Partition
 from lab.engine.checkpoint import Checkpoint
@@ -94,9 +93,9 @@ def test_torch_trains_as_the_graphs_do(method: str, backbone: str, tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_the_step_runs_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a GPU's place stands torch's lazy device, which multiplies FedProto's λ as a double and so cannot train it."""
-    monkeypatch.setattr("lab.engine.torch_trainer.torch_device", second_device)
+    """In a GPU's place stands torch's lazy device, which FedHKD's norm suits."""
     bundle, data = _bundle(tmp_path / "b.bundle", "fedhkd", "fedproto_mnist"), some(shipped().train, 7)
+    compute_there("lab.engine.torch_trainer", monkeypatch)
     there, here = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=8)[0]), Trainer(bundle)
     for trainer in (there, here):
         trainer.load_state(bundle.params)
@@ -278,9 +277,3 @@ def test_samples_of_one_client_may_be_one(tmp_path: Path) -> None:
         found.append((trainer.fit(one, epochs=2, lr=0.01, given=_given(bundle), seed=5), trainer.export_state()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     _check_same(bundle.params, found[1][1], found[0][1])
-
-
-def test_images_are_prepared_where_they_are() -> None:
-    """Tensors without memory are refused beside those of the processor, too."""
-    images = torch.empty((2, 4, 4, 3), dtype=torch.uint8, device="meta")
-    assert _preprocess(images, [0.1, 0.2, 0.3], [0.5, 0.5, 0.5]).device.type == "meta"
