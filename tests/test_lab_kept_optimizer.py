@@ -23,6 +23,7 @@ from lab.engine.experiment import Experiment, run_experiment
 from lab.engine.run_averaging import Measures
 from lab.engine.torch_trainer import TorchTrainer
 from lab.engine.workers import open_workers
+from lab.paper_tables.config import Settings
 
 BATCH, BACKBONE = 16, "fedproto_mnist"
 
@@ -139,3 +140,11 @@ def test_a_run_with_it_is_the_same_stopped_and_on_two_processes(
 def test_where_it_cannot_be_kept_is_one_line(given: dict) -> None:
     with pytest.raises(UsageError, match="keep_optimizer, expected trainer torch, and devices that keep their weights"):
         _experiment(**given)
+
+
+def test_a_tables_setting_reaches_the_run() -> None:
+    given = Settings(method="fedproto", trainer="torch", keep_optimizer=True, clients=2)
+    assert given.experiment("fashion_mnist_subset", 0) == replace(
+        Settings(method="fedproto", trainer="torch", clients=2).experiment("fashion_mnist_subset", 0),
+        keep_optimizer=True,
+    )

@@ -107,6 +107,8 @@ def test_the_step_runs_on_another_device(tmp_path: Path, monkeypatch: pytest.Mon
     there.load_state(there.export_state())
     there.fit(data, epochs=1, lr=0.01, given=_given(bundle), seed=6)
     assert there.optimizer_state()["step.head.weight"] == 2 * kept["step.head.weight"] > 0
+    counts = [own["step"] for each in there._optimizers for own in each.state.values()]
+    assert {count.device.type for count in counts} == {"cpu"}, "torch's Adam refuses a count on a GPU"
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,17 @@ def test_a_run_by_either_trainer_is_the_same_but_for_rounding(method: str, monke
     monkeypatch.setattr(TorchTrainer, "__init__", None)
     with pytest.raises(TypeError):
         _records(method, "torch")
+
+
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_a_last_step_that_comes_to_nothing_is_said_so(of_torch: bool, tmp_path: Path) -> None:
+    """Its loss was finite: it is of the weights before."""
+    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
+    net, _ = build_backbone("fedproto_mnist", (28, 28, 1), seed=0)
+    trainer = TorchTrainer(bundle, net) if of_torch else Trainer(bundle)
+    trainer.load_state(bundle.params)
+    with pytest.raises(DivergedError, match="expected finite weights, got others after the last step"):
+        trainer.fit(some(shipped().train, 1), epochs=1, lr=np.inf, given=_given(bundle), seed=5)
 
 
 def test_each_device_trains_its_own_backbone() -> None:
