@@ -30,14 +30,6 @@ BACKBONE = "fedproto_mnist"
 INSTEAD = {"fedpr-averaged": {"distance": "l2"}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once() -> Iterator[None]:
-    """Each small graph of the device is run but once: not optimising them saves three quarters of the time."""
-    torch._C._set_graph_executor_optimize(False)
-    yield
-    torch._C._set_graph_executor_optimize(True)
-
-
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Networks lie on the lazy device from now on; gives the devices of all that has been trained."""
