@@ -37,6 +37,7 @@ from export.build import build_bundle
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.engine.deployed import Course, simulate
+from lab.engine.device_turns import TorchSteps
 from lab.engine.local_training import EagerModel
 from lab.engine.torch_device import torch_device
 from lab.engine.weight_averaging import Federation
@@ -186,9 +187,9 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
         )
         bundle = read_bundle(path)
     nothing = take(data.test, np.arange(0))
-    nets = [build_backbone(BACKBONE, (28, 28, 1), seed=0)[0]] * len(shares)
+    by_torch = TorchSteps([build_backbone(BACKBONE, (28, 28, 1), seed=0)[0]] * len(shares))
 
-    def way(name: str, workers: Workers | None, nets: list[nn.Module] | None) -> Way:
+    def way(name: str, workers: Workers | None, torch_steps: TorchSteps | None) -> Way:
         steps = _rounds_of(
             lambda on_round: simulate(
                 bundle,
@@ -197,14 +198,14 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
                 Course(options.rounds + 3, calibrate=False, evaluate_every=10**6),
                 on_round=on_round,
                 workers=workers,
-                nets=nets,
+                torch=torch_steps,
             )
         )
         return Way(name, lambda: next(steps))
 
     return [
-        way("FedProto, torch trains, one process", None, nets),
-        way(f"FedProto, torch trains, {many.jobs} processes", many, nets),
+        way("FedProto, torch trains, one process", None, by_torch),
+        way(f"FedProto, torch trains, {many.jobs} processes", many, by_torch),
         way("FedProto, the devices' graphs, one process", None, None),
         way(f"FedProto, the devices' graphs, {many.jobs} processes", many, None),
     ]

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from contract.bundle import Bundle, read_bundle
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
+from export.build import build_bundle
 from lab.algorithms.head_calibration import client_gram
 from lab.data.datasets import SHIPPED, DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
@@ -55,3 +57,18 @@ def summed(model: EagerModel, held: list[LocalData]) -> FeatureGram:
     for share in held:
         total = total.merge(client_gram(model.features(share.x), share.y, total.classes))
     return total
+
+
+def bundle_of(path: Path, method: str, backbone: str, **hyper: object) -> Bundle:
+    """A bundle of random weights for the shipped images, in batches of 16."""
+    build_bundle(
+        backbone=backbone,
+        method_name=method,
+        labels=shipped().labels,
+        input_shape=(28, 28, 1),
+        out=path,
+        hyper={"lr": 0.01, "epochs": 1, **hyper},
+        batch=16,
+        seed=3,
+    )
+    return read_bundle(path)

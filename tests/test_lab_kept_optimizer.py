@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lab_samples import shipped, some
+from lab_samples import bundle_of, shipped, some
 
-from contract.bundle import Bundle, read_bundle
+from contract.bundle import Bundle
 from contract.errors import UsageError
 from edge_client.device import round_seed
 from export.backbones import build_backbone
-from export.build import build_bundle
 from lab.data.datasets import take
 from lab.data.partition import Partition
 from lab.engine.checkpoint import Checkpoint
@@ -28,27 +27,13 @@ from lab.paper_tables.config import Settings
 BATCH, BACKBONE = 16, "fedproto_mnist"
 
 
-def _bundle(path: Path, method: str) -> Bundle:
-    build_bundle(
-        backbone=BACKBONE,
-        method_name=method,
-        labels=shipped().labels,
-        input_shape=(28, 28, 1),
-        out=path,
-        hyper={"lr": 0.01, "epochs": 1},
-        batch=BATCH,
-        seed=3,
-    )
-    return read_bundle(path)
-
-
 def _trainer(bundle: Bundle) -> TorchTrainer:
     return TorchTrainer(bundle, build_backbone(BACKBONE, (28, 28, 1), seed=0)[0])
 
 
 @pytest.mark.parametrize(("method", "kinds"), [("fedproto", {"momentum_buffer"}), ("fedhkd", {"step", "exp_avg"})])
 def test_two_trainings_with_it_are_one_that_was_never_interrupted(method: str, kinds: set[str], tmp_path: Path) -> None:
-    bundle, data = _bundle(tmp_path / "b.bundle", method), some(shipped().train, 7)
+    bundle, data = bundle_of(tmp_path / "b.bundle", method, BACKBONE), some(shipped().train, 7)
     whole, begun, parted = _trainer(bundle), _trainer(bundle), _trainer(bundle)
     whole.load_state(bundle.params)
     begun.load_state(bundle.params)
@@ -73,7 +58,7 @@ def test_two_trainings_with_it_are_one_that_was_never_interrupted(method: str, k
 
 def test_each_client_has_its_own(tmp_path: Path) -> None:
     """Two clients that train alone for three rounds: as two trainers, one for each."""
-    bundle, run = _bundle(tmp_path / "b.bundle", "fedproto"), run_id(4)
+    bundle, run = bundle_of(tmp_path / "b.bundle", "fedproto", BACKBONE), run_id(4)
     shares = [some(shipped().train, 5, seed=1), some(shipped().train, 3, seed=2)]
     wanted = []
     for number, share in enumerate(shares, 1):

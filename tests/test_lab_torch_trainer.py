@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab_samples import shipped, some
+from lab_samples import bundle_of, shipped, some
 from second_device import compute_there
 from torch import nn
 
-from contract.bundle import Bundle, read_bundle
+from contract.bundle import Bundle
 from contract.errors import DivergedError, UsageError
 from contract.methods import METHODS
 from edge_client.data import LocalData
 from edge_client.trainer import Trainer, Weights
 from export.backbones import build_backbone
-from export.build import build_bundle
 from lab.data.datasets import take
 from lab.data.partition import Partition
 from lab.engine.checkpoint import Checkpoint
@@ -31,20 +30,6 @@ from lab.engine.workers import Workers, open_workers
 
 TRAINED = [name for name, found in METHODS.items() if found.trains]
 BATCH = 16
-
-
-def _bundle(path: Path, method: str, backbone: str, **hyper: object) -> Bundle:
-    build_bundle(
-        backbone=backbone,
-        method_name=method,
-        labels=shipped().labels,
-        input_shape=(28, 28, 1),
-        out=path,
-        hyper={"lr": 0.01, "epochs": 1, **hyper},
-        batch=BATCH,
-        seed=3,
-    )
-    return read_bundle(path)
 
 
 def _given(bundle: Bundle) -> dict[str, np.ndarray]:
@@ -70,7 +55,7 @@ def _check_same(start: Weights, ours: Weights, theirs: Weights) -> None:
 )
 def test_torch_trains_as_the_graphs_do(method: str, backbone: str, tmp_path: Path) -> None:
     """Weights, running statistics and loss, a last batch that is not full among them; and again from the beginning."""
-    bundle = _bundle(tmp_path / "b.bundle", method, backbone)
+    bundle = bundle_of(tmp_path / "b.bundle", method, backbone)
     net, _ = build_backbone(backbone, (28, 28, 1), seed=8)  # its own weights do not matter
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     data, graphs = some(shipped().train, 7), GraphsBesideTorch(bundle, net)
@@ -94,7 +79,7 @@ def test_torch_trains_as_the_graphs_do(method: str, backbone: str, tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_the_step_runs_on_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a GPU's place stands torch's lazy device, which FedHKD's norm suits."""
-    bundle, data = _bundle(tmp_path / "b.bundle", "fedhkd", "fedproto_mnist"), some(shipped().train, 7)
+    bundle, data = bundle_of(tmp_path / "b.bundle", "fedhkd", "fedproto_mnist"), some(shipped().train, 7)
     compute_there("lab.engine.torch_trainer", monkeypatch)
     there, here = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=8)[0]), Trainer(bundle)
     for trainer in (there, here):
@@ -119,7 +104,7 @@ def test_nothing_of_a_step_stays_on_the_processor(method: str, tmp_path: Path, m
     monkeypatch.setattr("lab.engine.torch_trainer.torch_device", lambda: torch.device("meta"))
     monkeypatch.setattr("lab.engine.torch_trainer._array", lambda tensor: np.zeros(tensor.shape, np.float32))
     monkeypatch.setattr(TorchTrainer, "_is_finite", lambda self: True)
-    bundle = _bundle(tmp_path / "b.bundle", method, "fedproto_mnist")
+    bundle = bundle_of(tmp_path / "b.bundle", method, "fedproto_mnist")
     trainer = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=8)[0])
     for _ in range(2):
         trainer.load_state(bundle.params)
@@ -129,7 +114,7 @@ def test_nothing_of_a_step_stays_on_the_processor(method: str, tmp_path: Path, m
 
 
 def test_a_training_that_comes_to_nothing_is_said_so(tmp_path: Path) -> None:
-    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
+    bundle = bundle_of(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
     trainer = TorchTrainer(bundle, build_backbone("fedproto_mnist", (28, 28, 1), seed=0)[0])
     trainer.load_state(bundle.params)
     with pytest.raises(DivergedError, match="training diverged"):
@@ -175,7 +160,7 @@ def test_a_run_by_either_trainer_is_the_same_but_for_rounding(method: str, monke
 @pytest.mark.parametrize("of_torch", [False, True])
 def test_a_last_step_that_comes_to_nothing_is_said_so(of_torch: bool, tmp_path: Path) -> None:
     """Its loss was finite: it is of the weights before."""
-    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
+    bundle = bundle_of(tmp_path / "b.bundle", "fedproto", "fedproto_mnist")
     net, _ = build_backbone("fedproto_mnist", (28, 28, 1), seed=0)
     trainer = TorchTrainer(bundle, net) if of_torch else Trainer(bundle)
     trainer.load_state(bundle.params)
@@ -241,7 +226,7 @@ def test_what_no_device_trains_takes_no_trainer(method: str, monkeypatch: pytest
 
 
 def test_unlabelled_samples_decay_and_the_global_state_count_for_either(tmp_path: Path) -> None:
-    bundle = _bundle(
+    bundle = bundle_of(
         tmp_path / "b.bundle", "fedproto", "fedproto_mnist", pu_weight=0.5, weight_decay=0.05, momentum=0.9
     )
     net, _ = build_backbone("fedproto_mnist", (28, 28, 1), seed=8)
@@ -265,7 +250,7 @@ def with_batch_norm() -> nn.Module:
 def test_running_statistics_are_the_same(tmp_path: Path) -> None:
     """With a last batch that is not full."""
     backbone, found = f"{__name__}:with_batch_norm", []
-    bundle = _bundle(tmp_path / "b.bundle", "fedproto", backbone)
+    bundle = bundle_of(tmp_path / "b.bundle", "fedproto", backbone)
     buffers = bundle.manifest.names("buffer")
     assert len(buffers) == 2
     for trainer in (Trainer(bundle), TorchTrainer(bundle, with_batch_norm())):
@@ -283,7 +268,7 @@ def test_a_wrong_trainer_is_one_line() -> None:
 
 def test_samples_of_one_client_may_be_one(tmp_path: Path) -> None:
     """A batch of one photo, which batch normalisation knows no spread of."""
-    bundle = _bundle(tmp_path / "b.bundle", "fedproto", "small_cnn")
+    bundle = bundle_of(tmp_path / "b.bundle", "fedproto", "small_cnn")
     one, found = take(shipped().train, np.arange(1)), []
     for trainer in (Trainer(bundle), TorchTrainer(bundle, build_backbone("small_cnn", (28, 28, 1), seed=0)[0])):
         trainer.load_state(bundle.params)
