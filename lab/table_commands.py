@@ -99,8 +99,7 @@ def results_command(
 
     if check and take:
         raise UsageError("--take with --check", expected="one of them", got="both: --check writes nothing")
-    for ledger in take or ():
-        pages.take(folder, ledger)
+    pages.take(folder, *(take or ()))
     changed = pages.differing(folder) if check else [path.name for path in pages.write(folder)]
     write_json(json, {"differing" if check else "written": changed})
     console = beside(json)

@@ -217,13 +217,13 @@ def test_newer_cells_take_the_place_of_older_ones(tmp_path: Path) -> None:
         merged(before, _sheet(table="other"))
     write_json(tmp_path / "out.json", newer)
     (folder := tmp_path / "results").mkdir()
-    assert read_sheet(take(folder, tmp_path / "out.json")) == newer
+    assert [read_sheet(path) for path in take(folder, tmp_path / "out.json")] == [newer]
     quick = msgspec.structs.replace(newer, quick="a round")
     write_json(tmp_path / "quick.json", quick)
     with pytest.raises(UsageError, match=r"--take, expected a name that ends with -quick.json for a quick run"):
         take(folder, tmp_path / "quick.json")
     write_json(tmp_path / "out-quick.json", quick)
-    assert read_sheet(take(folder, tmp_path / "out-quick.json")) == quick
+    assert [read_sheet(path) for path in take(folder, tmp_path / "out-quick.json")] == [quick]
     write_json(tmp_path / "out-quick.json", msgspec.structs.replace(newer, quick="two rounds"))
     with pytest.raises(UsageError, match=r"expected a run of t, quick \(a round\), got t, quick \(two rounds\)"):
         take(folder, tmp_path / "out-quick.json")
@@ -257,7 +257,7 @@ def test_a_ledger_is_of_the_table_the_preset_and_the_fraction_that_its_name_says
             "quick": "a" if stem.endswith("quick") else None,
         }
         write_json(tmp_path / f"{stem}.json", msgspec.structs.replace(sheet, **given))
-        assert take(folder, tmp_path / f"{stem}.json") == folder / f"{stem}.json"
+        assert take(folder, tmp_path / f"{stem}.json") == [folder / f"{stem}.json"]
 
 
 def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave() -> None:
@@ -278,6 +278,50 @@ def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave(
     assert found["far", "accuracy"].quick is None
     (near,) = (each for each in claims_of(table, None, "", quick) if each.row == "near")
     assert (near.verdict, near.ours, near.quick) == ("not run", None, pytest.approx(30.0))
+
+
+def test_a_quick_fraction_that_gave_nothing_is_told_from_one_that_was_not_run(tmp_path: Path) -> None:
+    table, cells = read_table("fedproto-mnist-pu")[1], []
+    for row, accuracy, failures in (("FedProto", None, ["diverged in round 3"]), ("FedAvg", 0.5, [])):
+        found = {each.name: each for each in table.rows}[row]
+        resolved = table.settle(found, table.columns[0], quick=True).experiment(table.data, 0).resolved()
+        metric = table.metric_of(found, table.columns[0])
+        given = {"column": table.columns[0].name, "metric": metric, "failures": failures}
+        cell = msgspec.structs.replace(_cell("near", 0.5, **given, resolved=resolved), row=row, accuracy=accuracy)
+        cells.append(cell)
+    sheet = msgspec.structs.replace(
+        _sheet(*cells, table="fedproto-mnist-pu"), preset=table.preset, quick=table.quick.says
+    )
+    write_json(tmp_path / "fedproto-mnist-pu-quick.json", sheet)
+    lines = made(tmp_path)["README.md"].splitlines()
+    of = [line for line in lines if "fedproto-mnist-pu" in line and f"| {table.columns[0].name} |" in line]
+    (failed,) = (line for line in of if line.startswith("| FedProto |"))
+    (gave,) = (line for line in of if line.startswith("| FedAvg |"))
+    (absent,) = (line for line in of if line.startswith("| FedAvg pu 1 |"))
+    assert failed.endswith("10 rounds, came to nothing: diverged in round 3 |")
+    assert gave.endswith("10 rounds, gave 50.00 |")
+    assert absent.endswith("10 rounds |")
+
+
+def test_of_several_ledgers_all_are_taken_or_none(tmp_path: Path) -> None:
+    (folder := tmp_path / "results").mkdir()
+    write_json(folder / "one.json", _sheet(_cell("near", 0.5), _cell("far", 0.5)))
+    before = (folder / "one.json").read_bytes()
+    (tmp_path / "again").mkdir()
+    write_json(tmp_path / "one.json", _sheet(_cell("far", 0.6)))
+    write_json(tmp_path / "again" / "one.json", _sheet(_cell("base", 0.7)))
+    (tmp_path / "two.json").write_text("{")
+    given = [tmp_path / "one.json", tmp_path / "again" / "one.json", tmp_path / "two.json"]
+    with pytest.raises(UsageError, match=r"two\.json, expected a table's ledger"):
+        take(folder, *given)
+    assert (folder / "one.json").read_bytes() == before
+    write_json(tmp_path / "two.json", _sheet(_cell("near", 0.4)))
+    assert take(folder, *given) == [folder / "one.json", folder / "two.json"]
+    assert {cell.row: cell.accuracy for cell in read_sheet(folder / "one.json").cells} == {
+        "near": 0.5,
+        "far": 0.6,
+        "base": 0.7,
+    }
 
 
 def test_a_quick_number_is_of_the_preset_the_fraction_and_the_row_below_that_the_table_has_now() -> None:

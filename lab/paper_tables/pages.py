@@ -94,15 +94,20 @@ def write(folder: Path) -> list[Path]:
     return [folder / name for name in changed]
 
 
-def take(folder: Path, ledger: Path) -> Path:
-    """Put a ledger's cells into the folder; the path of the folder's own ledger.
+def take(folder: Path, *ledgers: Path) -> list[Path]:
+    """Put ledgers' cells into the folder, all of them or, where one is refused, none; the paths of the folder's own.
 
     Raises:
-        StoreError, UsageError: it cannot be read, or it is of another table, preset or fraction than its name says.
+        StoreError, UsageError: one cannot be read, or is of another table, preset or fraction than its name says.
     """
-    newer, place = _named_sheet(ledger, "--take"), folder / ledger.name
-    write_json(place, merged(read_sheet(place), newer) if place.exists() else newer)
-    return place
+    sheets: dict[Path, Sheet] = {}
+    for ledger in ledgers:
+        newer, place = _named_sheet(ledger, "--take"), folder / ledger.name
+        before = sheets.get(place) or (read_sheet(place) if place.exists() else None)
+        sheets[place] = newer if before is None else merged(before, newer)
+    for place, sheet in sheets.items():
+        write_json(place, sheet)
+    return list(sheets)
 
 
 def write_sheet(out: Path, sheet: Sheet, table: Table) -> list[Path]:
@@ -229,7 +234,9 @@ def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
         return f"{NOT_RUN}{why}"
     command = command_for(name, [claim.row], [claim.column], preset)
     quick = f"`--quick`: {table.quick.says}" if table.quick else "no quick fraction"
-    if claim.quick is not None:
+    if claim.quick_failure:
+        quick += f", came to nothing: {claim.quick_failure}"
+    elif claim.quick is not None:
         quick += f", gave {number(claim, claim.quick, sign=claim.what.startswith('gain'))}"
     return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"
 

@@ -44,6 +44,7 @@ class Claim:
         hours: what a run would cost on one core; None where nothing is known of it.
         row_there: whether a row of the table gives it.
         quick: of one that is not run, what the quick fraction gave, in the units of `ours`; None where it was not run.
+        quick_failure: why the quick fraction gave nothing, though it was run; empty for any other.
     """
 
     row: str
@@ -58,6 +59,7 @@ class Claim:
     hours: float | None = None
     row_there: bool = True
     quick: float | None = None
+    quick_failure: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -85,7 +87,8 @@ def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet 
         for claim in _published(row, column.name):
             judged = _judged(replace(claim, hours=hours), table, sheet, row, column, cell, preset)
             if judged.verdict == NOT_RUN and quick is not None:
-                judged = replace(judged, quick=_of_quick(claim, table, quick, row, column, preset))
+                gave, failure = _of_quick(claim, table, quick, row, column, preset)
+                judged = replace(judged, quick=gave, quick_failure=failure)
             found.append(judged)
     for each in table.missing:
         pairs = each.published.items()
@@ -124,14 +127,19 @@ def _judged(
     return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
 
 
-def _of_quick(claim: Claim, table: Table, quick: Sheet, row: Row, column: Column, preset: str) -> float | None:
-    """What the quick fraction gave; None where it was not run, or with settings that it no longer has."""
+def _of_quick(
+    claim: Claim, table: Table, quick: Sheet, row: Row, column: Column, preset: str
+) -> tuple[float | None, str]:
+    """What the quick fraction gave, and why it gave nothing; neither where it was not run with today's settings."""
     cell = quick.cell(row.name, column.name)
     base = quick.cell(row.over, column.name) if claim.what.startswith("gain") else cell
     if table.quick is None or cell is None or base is None:
-        return None
+        return None, ""
     found = (_changed(table, each, column, of, preset, quick=True) for each, of in _compared(table, row, cell, base))
-    return None if any(found) else _ours(claim, cell, base)
+    if any(found):
+        return None, ""
+    gave = _ours(claim, cell, base)
+    return gave, "" if gave is not None else next(iter([*cell.failures, *base.failures]), "no accuracy")
 
 
 def _compared(table: Table, row: Row, cell: SheetCell, base: SheetCell) -> Iterator[tuple[Row, SheetCell]]:
