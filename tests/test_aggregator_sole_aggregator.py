@@ -89,6 +89,16 @@ def test_a_restart_on_the_same_store_does_not_wait() -> None:
     assert seat.birth.boot == 8
 
 
+def test_a_stranger_that_is_there_is_asked_however_often_our_connection_was_lost() -> None:
+    """Its births are no deaths: only those say that the broker throws us out for it."""
+    seat = Seat(FLEET, b"run2")
+    for boot in range(5):
+        seat.connected(float(boot))
+        seat.heard(Status(True, b"run1dead", boot), boot + 0.1)
+        assert seat.due(boot + LISTEN_S) == Status(False, b"run1dead", boot)
+        seat.disconnected()
+
+
 def test_one_that_was_cut_off_ends_when_another_took_the_seat_meanwhile() -> None:
     older, newer = _seated(started=100), Seat(FLEET, b"run2")
     older.disconnected()
