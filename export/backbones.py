@@ -38,6 +38,7 @@ __all__ = [
     "Backbone",
     "Norm",
     "build_backbone",
+    "check_backbone_name",
     "default_statistics",
     "find_backbone",
 ]
@@ -114,6 +115,18 @@ def build_backbone(name: str, input_shape: Shape, norm: Norm | None = None, *, s
     return found.net, found.width
 
 
+def check_backbone_name(name: str) -> None:
+    """Whether it may be a backbone's; one of a library or of your own is looked for when it is built.
+
+    Raises:
+        UsageError: it is none.
+    """
+    source, _, rest = name.partition(":")
+    if (source in LIBRARIES and not rest) or (":" not in name and name not in BACKBONES):
+        hint = near_names(name, BACKBONES)
+        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
+
+
 def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) -> tuple[Shelf, bool]:
     """The network, and whether it is a user's own."""
     source, _, rest = name.partition(":")
@@ -122,9 +135,7 @@ def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) 
         if source == "torchvision" and shelf.input_shape[2] != 3:
             restem(shelf.net, shelf.input_shape[2])
         return (shelf if norm != "group" else _grouped(shelf)), False
-    if source in LIBRARIES or (":" not in name and name not in BACKBONES):
-        hint = near_names(name, BACKBONES)
-        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
+    check_backbone_name(name)
     if shape is None:
         raise UsageError("--input", expected="HxWxc, since this backbone has none of its own", got="none")
     if ":" in name:

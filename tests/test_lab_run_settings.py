@@ -71,3 +71,13 @@ def test_the_command_takes_a_file_and_writes_what_it_ran(tmp_path: Path) -> None
     found = read_settings(out)
     assert (found.method, found.clients, found.partition, found.rounds) == ("ncm", 3, "iid", 1)
     assert found.data == str(data)
+
+
+@pytest.mark.parametrize("given", [["--backbone", "small_cn"], ["--backbone", "fedproto_mnist,small_cn"]])
+def test_a_wrong_backbone_is_refused_before_data_are_looked_for(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "run", "--method", "fedproto", "--data", str(tmp_path / "nowhere"), *given]) == 2
+    assert (
+        "error: --backbone, expected a known backbone or module:callable, got small_cn, try" in capsys.readouterr().err
+    )

@@ -24,7 +24,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
 from contract.methods import DEFAULT, METHODS, Method, Value, closing_method, load_method, method
 from edge_client.data import LocalData
-from export.backbones import find_backbone
+from export.backbones import check_backbone_name, find_backbone
 from export.build import build_bundle
 from export.onnx_features import PREFIX
 from export.weights import file_sha256
@@ -113,6 +113,8 @@ class Experiment:
                 "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, known)
             )
         self._settled()
+        for name in self.backbones or (self.backbone,):
+            check_backbone_name(name)
         if self.save_weights is not None and self.method not in ALGORITHMS:
             raise UsageError(
                 "--save-weights",
