@@ -31,7 +31,14 @@ def _trainer(bundle: Bundle) -> TorchTrainer:
     return TorchTrainer(bundle, build_backbone(BACKBONE, (28, 28, 1), seed=0)[0])
 
 
-@pytest.mark.parametrize(("method", "kinds"), [("fedproto", {"momentum_buffer"}), ("fedhkd", {"step", "exp_avg"})])
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        ("fedproto", {"momentum_buffer"}),
+        ("fedhkd", {"step", "exp_avg"}),
+        ("fedhp", {"momentum_buffer", "step", "exp_avg"}),  # its prototypes have an optimizer of their own
+    ],
+)
 def test_two_trainings_with_it_are_one_that_was_never_interrupted(method: str, kinds: set[str], tmp_path: Path) -> None:
     bundle, data = bundle_of(tmp_path / "b.bundle", method, BACKBONE), some(shipped().train, 7)
     whole, begun, parted = _trainer(bundle), _trainer(bundle), _trainer(bundle)
@@ -39,7 +46,7 @@ def test_two_trainings_with_it_are_one_that_was_never_interrupted(method: str, k
     begun.load_state(bundle.params)
     for seed in (1, 2):
         whole.fit(data, epochs=1, lr=0.01, given={}, seed=seed)  # the second time without a new optimizer
-        begun.load_state(begun.export_state() if seed == 2 else bundle.params)
+        begun.load_state(bundle.params | (begun.export_state() if seed == 2 else {}))
         begun.fit(data, epochs=1, lr=0.01, given={}, seed=seed)
     parted.load_state(bundle.params)
     parted.fit(data, epochs=1, lr=0.01, given={}, seed=1)
@@ -50,7 +57,7 @@ def test_two_trainings_with_it_are_one_that_was_never_interrupted(method: str, k
     parted.fit(some(shipped().train, 3), epochs=2, lr=0.01, given={}, seed=9)  # somebody else's turn
     parted.begin_with(kept)
     assert parted.optimizer_state().keys() == kept.keys()
-    parted.load_state(weights)
+    parted.load_state(bundle.params | weights)
     parted.fit(data, epochs=1, lr=0.01, given={}, seed=2)
     assert all(np.array_equal(value, parted.export_state()[name]) for name, value in whole.export_state().items())
     assert not all(np.array_equal(value, begun.export_state()[name]) for name, value in whole.export_state().items())
@@ -85,7 +92,7 @@ def _experiment(method: str = "fedhp", **given: object) -> Experiment:
         measures=Measures(personal=("fit",)),
         trainer="torch",
         keep_optimizer=True,
-        hyper={"lr": 0.02, "epochs": 1},
+        hyper=given.pop("hyper", {"lr": 0.02, "epochs": 1}),
     )
     return replace(experiment, **given)  # type: ignore[arg-type]
 
@@ -121,9 +128,11 @@ def test_a_run_with_it_is_the_same_stopped_and_on_two_processes(
     assert anew[1]["loss"] != whole[1]["loss"]
 
 
-@pytest.mark.parametrize("given", [{"trainer": "onnx"}, {"method": "fedavg", "hyper": {}}])
+@pytest.mark.parametrize(
+    "given", [{"trainer": "onnx"}, {"method": "fedavg", "hyper": {}}, {"method": "ncm", "hyper": {}}]
+)
 def test_where_it_cannot_be_kept_is_one_line(given: dict) -> None:
-    with pytest.raises(UsageError, match="keep_optimizer, expected trainer torch, and devices that keep their weights"):
+    with pytest.raises(UsageError, match="keep_optimizer, expected trainer torch, and devices that train and keep"):
         _experiment(**given)
 
 

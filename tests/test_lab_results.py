@@ -282,7 +282,12 @@ def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave(
 
 def test_a_quick_fraction_that_gave_nothing_is_told_from_one_that_was_not_run(tmp_path: Path) -> None:
     table, cells = read_table("fedproto-mnist-pu")[1], []
-    for row, accuracy, failures in (("FedProto", None, ["diverged in round 3"]), ("FedAvg", 0.5, [])):
+    gave: dict[str, tuple[float | None, list[str]]] = {
+        "FedProto": (None, ["diverged | in round 3\n"]),
+        "FedProto pu 0.5": (0.0, []),
+        "FedAvg": (0.5, []),
+    }
+    for row, (accuracy, failures) in gave.items():
         found = {each.name: each for each in table.rows}[row]
         resolved = table.settle(found, table.columns[0], quick=True).experiment(table.data, 0).resolved()
         metric = table.metric_of(found, table.columns[0])
@@ -295,12 +300,23 @@ def test_a_quick_fraction_that_gave_nothing_is_told_from_one_that_was_not_run(tm
     write_json(tmp_path / "fedproto-mnist-pu-quick.json", sheet)
     lines = made(tmp_path)["README.md"].splitlines()
     of = [line for line in lines if "fedproto-mnist-pu" in line and f"| {table.columns[0].name} |" in line]
-    (failed,) = (line for line in of if line.startswith("| FedProto |"))
-    (gave,) = (line for line in of if line.startswith("| FedAvg |"))
-    (absent,) = (line for line in of if line.startswith("| FedAvg pu 1 |"))
-    assert failed.endswith("10 rounds, came to nothing: diverged in round 3 |")
-    assert gave.endswith("10 rounds, gave 50.00 |")
-    assert absent.endswith("10 rounds |")
+    ends = {line.split(" | ")[0].removeprefix("| "): line.rpartition("10 rounds")[2] for line in of}
+    assert ends["FedProto"] == r", came to nothing: diverged \| in round 3 |"
+    assert ends["FedProto pu 0.5"] == ", gave 0.00 |"
+    assert ends["FedAvg"] == ", gave 50.00 |"
+    assert ends["FedAvg pu 1"] == " |"
+
+
+def test_a_cell_without_an_accuracy_sends_no_parameters() -> None:
+    """What diverged is no run of which it can be said what it sends."""
+    failed = msgspec.structs.replace(
+        _cell("gain", 0.5, failures=["diverged"], uplink_bytes_per_client_round=0.0), accuracy=None
+    )
+    found = {each.what: each for each in claims_of(TABLE, _sheet(failed, _cell("base", 0.5)))}
+    for claim in (found["parameters sent"], found["gain over base"]):
+        assert (claim.verdict, claim.ours, claim.why) == ("not reproduced", None, "diverged")
+    nothing = {each.what: each for each in claims_of(TABLE, _sheet(_cell("gain", 0.5), _cell("base", 0.0)))}
+    assert nothing["gain over base"].ours is None, "over nothing at all"
 
 
 def test_of_several_ledgers_all_are_taken_or_none(tmp_path: Path) -> None:

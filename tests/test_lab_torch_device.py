@@ -21,9 +21,10 @@ from lab.demo.from_scratch import Recipe, pretrain
 from lab.engine.client_training import Bench, Start, Turn
 from lab.engine.deployed import Course, RoundRecord
 from lab.engine.experiment import Experiment, run_experiment
-from lab.engine.local_training import EagerModel, Fitted, save_weights
+from lab.engine.local_training import EagerModel, Fitted, save_weights, train_eager
 from lab.engine.run_averaging import Measures
 from lab.engine.shared import pack, unpack
+from lab.engine.torch_device import torch_device
 from lab.engine.weight_averaging import Federation
 
 BACKBONE = "fedproto_mnist"
@@ -122,6 +123,33 @@ def test_counts_of_batches_come_back_with_the_weights(tmp_path: Path, request: p
             torch.testing.assert_close(tensor, wanted[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_gpu_is_used_where_torch_finds_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    assert torch_device().type == ("cuda" if there else "cpu")
+
+
+def test_the_share_of_each_class_is_where_a_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without memory, which are refused beside the processor's; the loss alone would be looked at."""
+    monkeypatch.setattr("lab.engine.local_training.torch_device", lambda: torch.device("meta"))
+    hyper = ALGORITHMS["fedavg"].settle({"lr": 0.02, "pu_weight": 0.5})
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta"):
+        train_eager(_model(), some(shipped().train, 2), "fedproto", hyper, epochs=1, batch=16, lr=0.02, seed=1)
+
+
+def test_counts_of_batches_begin_anew_with_every_client() -> None:
+    """They are no weights: what one client's batch normalisation counts is not the next one's."""
+    net = batch_normalised()
+    model = EagerModel(net, classes=10, features=20, mean=(0.5,), std=(0.5,), seed=3)
+    hyper = ALGORITHMS["fedhkd-averaged"].settle({"lr": 0.02, "epochs": 1})
+    course = Course(rounds=3, calibrate=False)
+    federation = Federation(ALGORITHMS["fedhkd-averaged"], model, shares(), course, hyper, batch=15)
+    for number in (1, 2, 3):
+        federation.run_round(number)
+        counts = {n: int(t) for n, t in federation.fixed.items() if n.endswith("num_batches_tracked")}
+        assert counts == {"backbone.1.num_batches_tracked": 0}
+
+
 def _model(head: str = "local") -> EagerModel:
     net, width = build_backbone(BACKBONE, (28, 28, 1), seed=3)
     return EagerModel(net, classes=10, features=width, mean=(0.5,), std=(0.5,), head=head, seed=3)
@@ -181,12 +209,13 @@ def test_what_is_asked_of_a_network_is_on_the_processor(tmp_path: Path) -> None:
 
 def test_on_the_processor_floats_are_the_networks_own_and_the_head_is_a_copy() -> None:
     model = _model()
-    floats, (weight, _) = model.floats(), model.head_copy()
-    before = weight.clone()
-    with torch.no_grad():
-        model.head_weight.add_(1.0)
-    assert torch.equal(floats["head_weight"], before + 1.0)
-    assert torch.equal(weight, before)
+    floats, copied = model.floats(), model.head_copy()
+    for name, copy in zip(("head_weight", "head_bias"), copied, strict=True):
+        before = copy.clone()
+        with torch.no_grad():
+            getattr(model, name).add_(1.0)
+        assert torch.equal(floats[name], before + 1.0)
+        assert torch.equal(copy, before)
     assert all(isinstance(each, nn.Parameter) for each in unpack(pack(model)).parameters())
 
 

@@ -139,8 +139,12 @@ class Experiment:
             raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
         if self.trainer not in ("torch", "onnx"):
             raise UsageError("--trainer", expected="onnx or torch", got=self.trainer)
-        if self.keep_optimizer and (self.trainer != "torch" or self.method in ALGORITHMS):
-            expected, got = "trainer torch, and devices that keep their weights", f"{self.trainer}, {self.method}"
+        by_torch = self.trainer == "torch" and self.method not in ALGORITHMS and method(_row(self.method)).trains
+        if self.keep_optimizer and not by_torch:
+            expected, got = (
+                "trainer torch, and devices that train and keep their weights",
+                f"{self.trainer}, {self.method}",
+            )
             raise UsageError("keep_optimizer", expected=expected, got=got)
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)

@@ -221,7 +221,7 @@ def _line(name: str, table: Table, preset: str, claim: Claim) -> str:
     ours = "" if claim.ours is None else number(claim, claim.ours)
     difference = "" if claim.difference is None else number(claim, claim.difference, sign=True)
     seeds = str(claim.seeds) if claim.seeds else ""
-    verdict = _verdict(name, table, preset, claim)
+    verdict = " ".join(_verdict(name, table, preset, claim).split()).replace("|", "\\|")
     texts = (claim.row, claim.column, claim.what, published, ours, difference, seeds, verdict)
     return f"| {' | '.join(texts)} |"
 

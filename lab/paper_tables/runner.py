@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from contract.errors import MethodError, UsageError
 from contract.methods import closing_method
 from lab.data.datasets import DataSet, load_dataset
 from lab.engine.workers import OneProcess, Workers
@@ -149,8 +150,8 @@ def run_table(order: Order, progress: Progress, workers: Workers | None = None) 
     for seed in order.numbers:
         for row, column in chosen:
             settings = order.settle(row, column)
-            resolved = settings.experiment(name, seed).resolved()  # refuses what does not fit before hours of training
             words = f"{row.name}, {column.name}, seed {seed}"
+            resolved = _resolved(settings, name, seed, words)
             wanted.setdefault(run_key(resolved, seed, mark), (settings, seed, words))
     done = ledger.read(None if order.any_code else code_mark())
     _tell_others(ledger, wanted, done, progress)
@@ -168,6 +169,19 @@ def run_table(order: Order, progress: Progress, workers: Workers | None = None) 
     progress.on_run(len(wanted), len(wanted), "")
     cells = [_cell(order, row, column, mark, done) for row, column in chosen]
     return [cell for cell in cells if cell.values or cell.failures or not order.show]
+
+
+def _resolved(settings: Settings, data: str, seed: int, words: str) -> dict[str, Any]:
+    """A run's settings with every default; what does not fit is refused before hours of training.
+
+    Raises:
+        UsageError, MethodError: it does not; the line begins with the run.
+    """
+    try:
+        return settings.experiment(data, seed).resolved()
+    except (UsageError, MethodError) as error:
+        line = f"{words}: {error.message}"
+        raise type(error)(line, expected=error.expected, got=error.got, hint=error.hint) from None
 
 
 def _finished(runs: list[Run], data: DataSet, of: int, progress: Progress, workers: Workers) -> Iterator[Finished]:

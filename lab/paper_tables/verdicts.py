@@ -154,11 +154,13 @@ def _cause(row: Row) -> str:
 
 
 def _ours(claim: Claim, cell: SheetCell, base: SheetCell) -> float | None:
+    if cell.accuracy is None or base.accuracy is None:
+        return None
     if claim.what == "parameters sent":
         return cell.uplink_bytes_per_client_round / 4.0
-    if cell.accuracy is None or not base.accuracy:
-        return None
-    return 100.0 * (cell.accuracy if claim.what == "accuracy" else cell.accuracy / base.accuracy - 1.0)
+    if claim.what == "accuracy":
+        return 100.0 * cell.accuracy
+    return 100.0 * (cell.accuracy / base.accuracy - 1.0) if base.accuracy else None
 
 
 def _verdict(claim: Claim) -> str:
