@@ -319,6 +319,30 @@ def test_a_cell_without_an_accuracy_sends_no_parameters() -> None:
     assert nothing["gain over base"].ours is None, "over nothing at all"
 
 
+def test_a_number_that_other_settings_give_too_is_counted_once(tmp_path: Path) -> None:
+    table = read_table("fedhp-mnist")[1]
+    before = made(tmp_path)["README.md"].splitlines()
+    rows, column = {each.name: each for each in table.rows}, table.columns[1]
+    for preset, accuracy in (("printed", 0.5), ("framework", 0.85)):
+        settled = table.settle(rows["FedProto"], column, quick=False, preset=preset)
+        given = {"column": column.name, "metric": table.metric_of(rows["FedProto"], column)}
+        resolved = settled.experiment(table.data, 0).resolved()
+        cell = msgspec.structs.replace(_cell("near", accuracy, **given, resolved=resolved), row="FedProto")
+        sheet = msgspec.structs.replace(_sheet(cell, table="fedhp-mnist"), preset=preset)
+        write_json(tmp_path / f"fedhp-mnist{'-framework' if preset == 'framework' else ''}.json", sheet)
+    after = made(tmp_path)["README.md"].splitlines()
+    total = int(before[2].split()[0].removeprefix("**"))
+    assert before[2] == f"**{total} published numbers: {total} not run.**"
+    assert after[2] == f"**{total} published numbers: {total - 1} not run, 1 not reproduced.**"
+    assert after[3] == "Some also by other settings of the same tables (`--preset`): 1 within 1 point."
+    start = next(n for n, line in enumerate(after) if line.startswith("## [fedhp-mnist-framework]"))
+    rows_there = [line for line in after[start:] if line.startswith("| ")]
+    assert rows_there[2].startswith(
+        "| FedProto | Dir(0.3) | accuracy | 85.58 ± 1.25 | 85.00 | -0.58 | 1 | within 1 point"
+    )
+    assert not rows_there[3].startswith("| FedHP | Dir(0.3)"), "what they have not been run for is not said twice"
+
+
 def test_of_several_ledgers_all_are_taken_or_none(tmp_path: Path) -> None:
     (folder := tmp_path / "results").mkdir()
     write_json(folder / "one.json", _sheet(_cell("near", 0.5), _cell("far", 0.5)))

@@ -160,6 +160,7 @@ def _pages(stem: str, sheet: Sheet, table: Table | None) -> dict[str, str]:
 def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
     sections: list[str] = []
     every: list[Claim] = []
+    again: list[Claim] = []  # by other settings than the table's usual ones, where they have been run
     for name in TABLES:
         _, table = read_table(name)
         mine = [sheet for sheet in sheets if sheet.table == name and not sheet.quick]
@@ -168,9 +169,13 @@ def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
         for sheet in mine:
             quick = next((each for each in sheets if _is_fraction(each, sheet)), None)
             claims = claims_of(table, sheet, sheet.preset, quick)
+            if sheet.preset != table.preset:
+                claims = [claim for claim in claims if claim.verdict != NOT_RUN]
+                again += claims
+            else:
+                every += claims
             sections += _section(folder, name, table, sheet, claims)
-            every += claims
-    return "\n".join([*_top(every), *sections, *_causes(folder), *_hardware(folder)]).rstrip() + "\n"
+    return "\n".join([*_top(every, again), *sections, *_causes(folder), *_hardware(folder)]).rstrip() + "\n"
 
 
 def _is_fraction(quick: Sheet, whole: Sheet) -> bool:
@@ -183,15 +188,15 @@ def _nothing(name: str, table: Table) -> Sheet:
     return Sheet(schema="", table=name, title=title, source=source, notes=[], cells=[], preset=table.preset)
 
 
-def _top(claims: Sequence[Claim]) -> list[str]:
-    ordered = Counter(claim.verdict for claim in claims).most_common()
+def _top(claims: Sequence[Claim], again: Sequence[Claim]) -> list[str]:
     missing = {(claim.row, claim.column, claim.hours) for claim in claims if claim.verdict == NOT_RUN}
     left = sum(value for _, _, value in missing if value is not None)
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in ordered)
+    others = [f"Some also by other settings of the same tables (`--preset`): {_counts(again)}."] if again else []
     return [
         "# Every published number, beside ours",
         "",
-        f"**{len(claims)} published numbers: {counts}.**",
+        f"**{len(claims)} published numbers: {_counts(claims)}.**",
+        *others,
         f"What has not been run would take at most {hours(left)} on one core, by runs that were timed, or a guess.",
         "",
         "Made by `protofleet lab results` from the ledgers (`*.json`) beside it and the tables' definitions; nothing",
@@ -200,6 +205,11 @@ def _top(claims: Sequence[Claim]) -> list[str]:
         "of a number of parameters, which some papers print in round thousands. *Not run* is also what was run with",
         "settings that the table no longer has. Ledgers of 0.1 do not name their code.",
     ]
+
+
+def _counts(claims: Sequence[Claim]) -> str:
+    ordered = Counter(claim.verdict for claim in claims).most_common()
+    return ", ".join(f"{count} {verdict}" for verdict, count in ordered)
 
 
 def _section(folder: Path, name: str, table: Table, sheet: Sheet, claims: Sequence[Claim]) -> list[str]:
