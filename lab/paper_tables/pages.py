@@ -166,7 +166,7 @@ def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
         mine = [sheet for sheet in sheets if sheet.table == name and not sheet.quick]
         if not any(sheet.preset == table.preset for sheet in mine):
             mine.insert(0, _nothing(name, table))
-        for sheet in mine:
+        for sheet in sorted(mine, key=lambda sheet: sheet.preset != table.preset):
             quick = next((each for each in sheets if _is_fraction(each, sheet)), None)
             claims = claims_of(table, sheet, sheet.preset, quick)
             if sheet.preset != table.preset:
