@@ -75,6 +75,24 @@ def _cell(row: str, accuracy: float, **given: object) -> SheetCell:
     return SheetCell(**fields | given)
 
 
+def _cell_of(
+    table: Table,
+    row: str,
+    column: Column,
+    accuracy: float | None,
+    *,
+    quick: bool = False,
+    preset: str = "",
+    **given: object,
+) -> SheetCell:
+    """What a row of a real table would have given."""
+    found = {each.name: each for each in table.rows}[row]
+    settled = table.settle(found, column, quick=quick, preset=preset)
+    facts = {"column": column.name, "metric": table.metric_of(found, column)}
+    cell = _cell("near", 0.5, **facts, resolved=settled.experiment(table.data, 0).resolved(), **given)
+    return msgspec.structs.replace(cell, row=row, accuracy=accuracy)
+
+
 def _sheet(*cells: SheetCell, table: str = "t") -> Sheet:
     return Sheet(schema="protofleet.table/2", table=table, title="t", source="s", notes=[], cells=list(cells))
 
@@ -281,19 +299,16 @@ def test_a_number_that_has_not_been_run_comes_with_what_its_quick_fraction_gave(
 
 
 def test_a_quick_fraction_that_gave_nothing_is_told_from_one_that_was_not_run(tmp_path: Path) -> None:
-    table, cells = read_table("fedproto-mnist-pu")[1], []
+    table = read_table("fedproto-mnist-pu")[1]
     gave: dict[str, tuple[float | None, list[str]]] = {
         "FedProto": (None, ["diverged | in round 3\n"]),
         "FedProto pu 0.5": (0.0, []),
         "FedAvg": (0.5, []),
     }
-    for row, (accuracy, failures) in gave.items():
-        found = {each.name: each for each in table.rows}[row]
-        resolved = table.settle(found, table.columns[0], quick=True).experiment(table.data, 0).resolved()
-        metric = table.metric_of(found, table.columns[0])
-        given = {"column": table.columns[0].name, "metric": metric, "failures": failures}
-        cell = msgspec.structs.replace(_cell("near", 0.5, **given, resolved=resolved), row=row, accuracy=accuracy)
-        cells.append(cell)
+    cells = [
+        _cell_of(table, row, table.columns[0], accuracy, quick=True, failures=failures)
+        for row, (accuracy, failures) in gave.items()
+    ]
     sheet = msgspec.structs.replace(
         _sheet(*cells, table="fedproto-mnist-pu"), preset=table.preset, quick=table.quick.says
     )
@@ -322,12 +337,8 @@ def test_a_cell_without_an_accuracy_sends_no_parameters() -> None:
 def test_a_number_that_other_settings_give_too_is_counted_once(tmp_path: Path) -> None:
     table = read_table("fedhp-mnist")[1]
     before = made(tmp_path)["README.md"].splitlines()
-    rows, column = {each.name: each for each in table.rows}, table.columns[1]
     for preset, accuracy in (("printed", 0.5), ("framework", 0.85)):
-        settled = table.settle(rows["FedProto"], column, quick=False, preset=preset)
-        given = {"column": column.name, "metric": table.metric_of(rows["FedProto"], column)}
-        resolved = settled.experiment(table.data, 0).resolved()
-        cell = msgspec.structs.replace(_cell("near", accuracy, **given, resolved=resolved), row="FedProto")
+        cell = _cell_of(table, "FedProto", table.columns[1], accuracy, preset=preset)
         sheet = msgspec.structs.replace(_sheet(cell, table="fedhp-mnist"), preset=preset)
         write_json(tmp_path / f"fedhp-mnist{'-framework' if preset == 'framework' else ''}.json", sheet)
     after = made(tmp_path)["README.md"].splitlines()
@@ -398,12 +409,8 @@ def test_a_whole_gain_is_of_the_settings_of_both_rows() -> None:
 def test_the_list_says_what_a_fraction_gave_beside_what_was_not_run(tmp_path: Path) -> None:
     _, table = read_table("fedhkd-cifar10")
     (row,) = (each for each in table.rows if each.name == "FedHKD")
-    column, cells = next(each for each in table.columns if each.name in row.gains), []
-    for name, accuracy in ((row.name, 0.33), (row.over, 0.3)):
-        (mine,) = (each for each in table.rows if each.name == name)
-        settings = table.settle(mine, column, quick=True).experiment(table.data, 0).resolved()
-        found = {"row": name, "column": column.name, "metric": table.metric_of(mine, column), "resolved": settings}
-        cells.append(msgspec.structs.replace(_cell("near", accuracy), **found))
+    column = next(each for each in table.columns if each.name in row.gains)
+    cells = [_cell_of(table, name, column, gave, quick=True) for name, gave in ((row.name, 0.33), (row.over, 0.3))]
     sheet = msgspec.structs.replace(_sheet(*cells, table="fedhkd-cifar10"), preset=table.preset, quick="a few")
     write_json(tmp_path / "fedhkd-cifar10-quick.json", sheet)
     files = made(tmp_path)

@@ -141,11 +141,8 @@ class Experiment:
             raise UsageError("--trainer", expected="onnx or torch", got=self.trainer)
         by_torch = self.trainer == "torch" and self.method not in ALGORITHMS and method(_row(self.method)).trains
         if self.keep_optimizer and not by_torch:
-            expected, got = (
-                "trainer torch, and devices that train and keep their weights",
-                f"{self.trainer}, {self.method}",
-            )
-            raise UsageError("keep_optimizer", expected=expected, got=got)
+            expected = "trainer torch, and devices that train and keep their weights"
+            raise UsageError("keep_optimizer", expected=expected, got=f"{self.trainer}, {self.method}")
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
         if not 0 < self.positive_rate <= 1:
