@@ -16,7 +16,7 @@ from contract.accuracy import SHARES, Accuracy
 
 __all__ = ["FleetAccuracy", "Told", "fleet_accuracy"]
 
-_OVER_ALL_PHOTOS = tuple(name for name in SHARES if name != "own_classes")
+_OVER_OWN_PHOTOS = ("own_classes", "among_own", "shipped_among_own", "alone_among_own")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class FleetAccuracy:
 
     Attributes:
         by_device: what each device said, by its id.
-        mean: by name of the figure, the plain mean over the devices that have it.
-        pooled: the same weighted by their test photos, of the figures that are over all of them.
+        mean: by name of the figure, the plain mean over the devices that have it; also of `classes` and `own`.
+        pooled: each share weighted by the test photos that it is of, over the devices that say how many these are.
         worst: the device that names the fewest of its test photos right, the first by id among equals.
     """
 
@@ -66,11 +66,16 @@ def fleet_accuracy(by_device: Mapping[str, Accuracy]) -> FleetAccuracy | None:
     if not by_device:
         return None
     mean, pooled = {}, {}
-    for name in SHARES:
-        told = [(getattr(each, name), each.samples) for each in by_device.values() if getattr(each, name) is not None]
-        if told:
-            mean[name] = sum(share for share, _ in told) / len(told)
-            if name in _OVER_ALL_PHOTOS:
-                pooled[name] = sum(share * count for share, count in told) / sum(count for _, count in told)
+    for name in (*SHARES, "shipped_among_own", "classes", "own"):
+        said = [each for each in by_device.values() if getattr(each, name) is not None]
+        if said:
+            mean[name] = sum(getattr(each, name) for each in said) / len(said)
+        if name not in ("classes", "own") and (photos := sum(_photos(each, name) for each in said)):
+            pooled[name] = sum(getattr(each, name) * _photos(each, name) for each in said) / photos
     worst = min(sorted(by_device), key=lambda device: by_device[device].all_classes)
     return FleetAccuracy(dict(sorted(by_device.items())), mean, pooled, worst)
+
+
+def _photos(told: Accuracy, name: str) -> int:
+    """How many test photos a share is of; 0 where that was not said."""
+    return (told.own_samples or 0) if name in _OVER_OWN_PHOTOS else told.samples

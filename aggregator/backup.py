@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.database import AnyPlace, Connection, PostgresPlace, beside, open_database, place_of, read_only, upsert
+from aggregator.database import AnyPlace, Connection, PostgresPlace, beside, place_of, read_only, upsert
 from aggregator.database.portable import into_file, into_schema
-from aggregator.database.postgres import PostgresDatabase
+from aggregator.database.postgres import replacing
 from aggregator.database.postgres_connection import PostgresConnection
 from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -140,24 +140,17 @@ def restore(backup: str | os.PathLike[str], store: AnyPlace, who: str, *, force:
 
 
 def _restore_there(backup: str | os.PathLike[str], place: PostgresPlace, who: str, *, force: bool) -> Restored:
-    """The same where the store is on a server: in one transaction, so nothing of it is there before all is."""
+    """The same where the store is on a server: in one transaction, its tables too; nothing is there before all is."""
     what = f"store {place}"
-    with _told(what), _present(backup) as source:
-        file = open_database(place, KIND)
-        assert isinstance(file, PostgresDatabase)
-        try:
-            with file.transaction() as db:
-                fleet = _fleet_of(db)
-                if fleet is not None and not force:
-                    got, hint = "one that is there", "--force to replace it, or another --store"
-                    raise UsageError(f"--store {place}", expected="a new store", got=got, hint=hint)
-                _check_fleet(source, fleet, what)
-                asked = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
-                into_schema(source, db)
-                run, made_at, again = _renew(db, asked, who, os.path.abspath(backup))
-                file.changed()
-        finally:
-            file.close()
+    with _told(what), _present(backup) as source, replacing(place, KIND) as db:
+        fleet = _fleet_of(db)
+        if fleet is not None and not force:
+            got, hint = "one that is there", "--force to replace it, or another --store"
+            raise UsageError(f"--store {place}", expected="a new store", got=got, hint=hint)
+        _check_fleet(source, fleet, what)
+        asked = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
+        into_schema(source, db)
+        run, made_at, again = _renew(db, asked, who, os.path.abspath(backup))
     return Restored(run, made_at, again, fleet is not None)
 
 
@@ -382,7 +375,7 @@ def _record(db: Connection, what: str, who: str, at: float, outcome: str) -> Non
     """What was done to the store, among what was asked of it."""
     db.execute(
         "INSERT INTO fleet_order (what, device, who, given_at, done_at, outcome, version_before, version_after)"
-        " SELECT ?, '', ?, ?, ?, ?, v, v FROM (SELECT coalesce(max(version), 0) AS v FROM global)",
+        " SELECT ?, '', ?, ?, ?, ?, v, v FROM (SELECT coalesce(max(version), 0) AS v FROM global) AS newest",
         (what, who, at, time.time(), outcome),
     )
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from contract.errors import LinkError, UsageError
+from contract.extras import install_command
 
 if TYPE_CHECKING:
     from iotcore import Broker
@@ -152,7 +153,7 @@ def _import_broker() -> type[Broker]:
             "the embedded broker needs a package that is not installed",
             expected="iotcore",
             got="nothing",
-            hint="pip install 'protofleet[broker]'",
+            hint=install_command("broker"),
         ) from None
     return Broker
 

@@ -96,8 +96,12 @@ def aggregate_command(
     min_samples: Annotated[int, typer.Option(help="Classes with fewer examples are withheld, or refused.")] = 1,
     max_samples: MaxSamples = MAX_SAMPLES,
     max_share: Annotated[
-        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.01 to 1.")
-    ] = 0.5,
+        float | None,
+        typer.Option(
+            help="Largest share of a round's samples that one device counts for, 0.01 to 1.  [default: 0.5; of n "
+            "devices 3/n where that is less, but for those of --vouch]"
+        ),
+    ] = None,
     suspects: Annotated[
         str,
         typer.Option(
@@ -107,7 +111,8 @@ def aggregate_command(
     vouch: Annotated[
         list[str] | None,
         typer.Option(
-            help="A device that does not lie: who contradicts it does. With photos of all classes, best. Repeatable."
+            help="A device that does not lie: who contradicts it does. With photos of all classes, best: one or two "
+            "find liars that go unseen without them. Repeatable."
         ),
     ] = None,
     ridge: Annotated[

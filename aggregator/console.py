@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import singledispatchmethod
 
 from rich.console import Console
 from rich.markup import escape
 
 from aggregator import events
+from aggregator.enrolment import OF_THE_DEVICE
 from contract.drift import WORDS
 from contract.durations import in_words
 from contract.terminal import counted, printable
@@ -18,10 +20,6 @@ __all__ = ["Progress"]
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
 _INTRUDERS = 20
-_HELD_OUT = (
-    "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
-    "(client --test shows it; docs/accuracy.md)"
-)
 _AWAY_LINES, _AWAY_EVERY_S = 20, 3600.0
 
 
@@ -41,7 +39,6 @@ class Progress:
         self._refused: set[str] = set()  # devices named in this round, the first ones
         self._intruders: set[tuple[str, str]] = set()  # named, the first ones
         self._failed: set[str] = set()  # devices of which a roll-out failed, the first ones
-        self._explained = False  # why a fleet may look worse than a device alone, once
 
     def __call__(self, event: events.Event) -> None:
         self._show(event)
@@ -231,20 +228,8 @@ class Progress:
     def _(self, event: events.AccuracyTold) -> None:
         of = "" if event.devices == event.contributors else f"{event.devices} of "
         over = of + counted(event.contributors, "device")
-        words = {"own_classes": "on own classes", "shipped": "bundle as shipped", "alone": "alone"}
-        mean = {name: event.mean[name] for name in words if name in event.mean}
-        only_own = mean.get("own_classes") == event.mean["all_classes"]
-        if only_own:
-            del mean["own_classes"]
-        beside = ", ".join(f"{words[name]} {share:.1%}" for name, share in mean.items())
-        self._line(
-            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {over}"
-            + (f" ({beside})" if beside else "")
-            + (f", worst {escape(event.worst)} {event.worst_share:.1%}" if event.devices > 1 else "")
-        )
-        if only_own and not self._explained and event.mean.get("alone", 0.0) > event.mean["all_classes"]:
-            self._explained = True
-            self._line(f"[dim]{_HELD_OUT}[/dim]")
+        worst = f"; fewest right: {escape(event.worst)}, {event.worst_share:.1%}" if event.devices > 1 else ""
+        self._line(f"  round {event.round}: {over}, {_accuracy_in_words(event.mean, event.samples)}{worst}")
 
     @_show.register
     def _(self, event: events.HeadMade) -> None:
@@ -330,8 +315,20 @@ class Progress:
         told = f"{counted(event.messages, 'message')}: {escape(event.reason)}"
         if event.cause == "refuses":
             self._line(f"[yellow]warning[/yellow]: {escape(event.device)} refuses what it is sent, {told}")
+        elif event.cause in OF_THE_DEVICE:
+            self._line(f"[yellow]warning[/yellow]: {escape(event.device)}: {escape(event.reason)}")
         else:
             self._line(f"[yellow]intruder[/yellow] as {escape(event.device)}, {told}")
+
+    @_show.register
+    def _(self, event: events.NumbersLost) -> None:
+        is_helped = event.issued and not event.is_new_run
+        older = "; no device repeats a round: an older copy goes on with --new-run" if is_helped else ""
+        self._line(
+            f"  [yellow]warning[/yellow]: devices have heard announcement {event.heard} of this key, and the store "
+            f"knows of {event.issued or 'none'}: it was lost or is an older copy, and the clock is behind; "
+            f"going on above{older}"
+        )
 
     @_show.register
     def _(self, event: events.ClassDriftSuspected) -> None:
@@ -358,3 +355,29 @@ class Progress:
 def _names(names: tuple[str, ...], all_of_them: int) -> str:
     more = f" and {all_of_them - len(names)} more" if all_of_them > len(names) else ""
     return escape(", ".join(names)) + more
+
+
+def _accuracy_in_words(mean: Mapping[str, float], samples: int) -> str:
+    """The means of what devices said; only shares of one task stand side by side."""
+    photos, everything = counted(samples, "test photo"), f"{mean['all_classes']:.1%}"
+    if not {"classes", "own", "among_own", "own_classes"} <= mean.keys():
+        return f"{everything} right on {photos} of their own"
+    parts = []
+    if "alone" in mean:
+        parts.append(f"each can name {mean['classes']:.3g} classes now (alone {mean['own']:.3g})")
+    if mean["own_classes"] != mean["all_classes"]:
+        beside = _shares(mean, {"alone": "alone", "shipped": "bundle as shipped"})
+        parts.append(f"{everything} right on all {photos}{beside}")
+    beside = _shares(mean, {"alone_among_own": "alone", "shipped_among_own": "bundle as shipped"})
+    whose = f"{photos} of their own classes" if mean["own_classes"] == mean["all_classes"] else "their own classes"
+    if mean["classes"] > mean["own"]:
+        line = f"on {whose} {mean['among_own']:.1%} right choosing among these{beside}"
+        parts.append(f"{line}, {mean['own_classes']:.1%} choosing among all, which is harder")
+    else:
+        parts.append(f"on {whose} {mean['among_own']:.1%} right{beside}")
+    return "; ".join(parts)
+
+
+def _shares(mean: Mapping[str, float], names: Mapping[str, str]) -> str:
+    told = ", ".join(f"{word} {mean[name]:.1%}" for name, word in names.items() if name in mean)
+    return f" ({told})" if told else ""

@@ -40,7 +40,7 @@ from aggregator.class_ways import LEAST, Means, References, Screen, crossed, way
 from contract.rules import Source
 from contract.statistics import Statistic
 
-__all__ = ["ALARMS", "LEAST", "LIARS", "REFERENCES", "Contradicted", "Some", "contradicted", "has_means"]
+__all__ = ["ALARMS", "LEAST", "LIARS", "REFERENCES", "Contradicted", "Some", "agreeing", "contradicted", "has_means"]
 
 LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
@@ -112,6 +112,42 @@ def contradicted(
         return []
     everyone = iter(known) if len(known) == len(devices) else map(Means.of, source())
     return _Verdicts.of(everyone, references, places, sure, spread, len(devices)).told(devices)
+
+
+def agreeing(some: Some, devices: Sequence[str], among: Collection[str]) -> tuple[str, ...]:
+    """Those of `among` that share classes and do not contradict each other, each with each: of the groups that grow
+    from one device each, by whom most agree with, the largest; the first by name of two as large.
+
+    What chance does is measured on all devices, as where they are compared, so that it is not the measure of the few.
+
+    Args:
+        some: as of `contradicted`.
+        devices: all of the round.
+        among: some of them; at most `REFERENCES` are looked at, chosen as those that are compared with.
+    """
+    asked = sorted(set(among) & set(devices))
+    if len(asked) < 2:
+        return tuple(asked)
+    classes, width = next((statistic.classes, statistic.width) for statistic in some(asked[:1]))
+    places = sorted(_chosen(devices, classes, width, ()))
+    compared = list(map(Means.of, some([devices[place] for place in places])))
+    spread = _spread(compared, References.of(compared, classes), np.zeros(len(places), bool))
+    if spread is None:
+        return ()
+    asked = [asked[place] for place in sorted(_chosen(asked, classes, width, ()))]
+    known, at = list(map(Means.of, some(asked))), range(len(asked))
+    nobody, among_them = np.zeros(len(asked), bool), References.of(known, classes)
+    found = _Verdicts.of(iter(known), among_them, at, nobody, spread, len(devices))
+    could, against = found.could[: len(asked)], found.against[: len(asked)]
+    agree = (could | could.T) & ~(against | against.T)
+    order, largest = sorted(at, key=lambda one: -int(agree[one].sum())), list[int]()
+    for first in at:
+        group = [first]
+        for one in order:
+            if agree[one, group].all():  # nobody with itself
+                group.append(one)
+        largest = max(largest, sorted(group), key=len)
+    return tuple(asked[one] for one in largest)
 
 
 def _chosen(devices: Sequence[str], classes: int, width: int, vouched: Collection[str]) -> set[int]:

@@ -23,18 +23,20 @@ from dataclasses import replace
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.blinded_store import check_open_round
 from aggregator.core import Core
+from aggregator.database import Connection
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
+from aggregator.joint_heads import META, JointHead, joint_head
 from aggregator.merging import Made, Some, merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.outliers import Finding, Screening, Suspects, Traits
 from aggregator.rollback import roll_back
 from aggregator.rollout import Moved
-from aggregator.rounds import Closed, Opened, Rounds, Step, plan
+from aggregator.rounds import MAX_DEVICES, Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_gateways, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
-from aggregator.standing_store import Order
+from aggregator.standing_store import Order, put_meta
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, Key, RoundRecord, Store, as_written, contributions, devices_of, global_parts
 from aggregator.validation import Terms
@@ -42,7 +44,8 @@ from contract.accuracy import read_accuracy
 from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Chunk, Contribution, Status
+from contract.joint import JOINT
+from contract.messages import Announcement, Chunk, Contribution, Receipt, Status
 from contract.methods import Method
 from contract.methods import method as method_of
 from contract.rules import check_rule
@@ -61,6 +64,8 @@ class Coordinator(Core):
         findings: about devices whose contribution to the last closed round does not count, or not in full.
         doubt: why the head of the last closed round may be bad; empty where nothing speaks against it.
         told: what was chosen in the making of the last closed round's result, in words.
+        verdicts: what devices that were ever left out are to be told, by name: whether they count in the newest closed
+            round that they took part in.
         accuracy_batches: how often devices' accuracy became durable.
 
     Args:
@@ -118,6 +123,12 @@ class Coordinator(Core):
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
+        self.verdicts: Mapping[str, Receipt] = self._store.verdicts()
+        self._leave: set[str] = set()  # whose owners allow a joint head
+        self.joint: JointHead | None = None
+        with as_written(self._tables.path):
+            kept = self._tables.meta(META)
+            self.joint = JointHead.read(kept, store.run) if kept else None
         with as_written(self._tables.path):
             check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
 
@@ -176,20 +187,52 @@ class Coordinator(Core):
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
-        """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
+        """A device's birth or death; whether it changed who is online. What is no status is counted and answered."""
         message = self._read_status(device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return False
         self._hear_accuracy(device, message)
         news = 0.0 if device in self._refused else message.metrics.get("samples_new", 0.0)
         self.rounds.schedule.heard(device, news)
+        self._hear_leave(device, message)
         if message.online:
             self._doubted.pop(device, None)
+            self.rounds.leaves_out(device, is_apart=device in self._apart, now=now)
             return self.rounds.birth(device, message.instance, now)
         if device in self.gate.enrolled and self.rounds.awaits(device):
             self._doubted.setdefault(device, (message.instance, now + CONTRADICTS_S))
             return False
         return self.rounds.death(device, message.instance)
+
+    def verdict(self, device: str) -> Receipt | None:
+        return self.verdicts.get(device)
+
+    def _hear_leave(self, device: str, message: Status) -> None:
+        """Whether a device's owner allows a joint head; a last will says nothing of it."""
+        if not message.versions:
+            return
+        if JOINT not in message.versions:
+            self._leave.discard(device)
+            self._end_joint(device)
+        elif len(self._leave) < MAX_DEVICES:
+            self._leave.add(device)
+
+    def _end_joint(self, device: str | None = None) -> None:
+        """The joint head is no longer given: that of this device, or any.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        if self.joint is not None and (device is None or device in self.joint.members):
+            self._tables.set_meta(META, "")
+            self.joint = None
+
+    def joint_of(self, device: str) -> JointHead | None:
+        """What a device that was left out is given of those that agree with it; None where there is none."""
+        told, joint = self.verdicts.get(device), self.joint
+        if joint is None or told is None or told.counts or device not in joint.members or device in self._refused:
+            return None
+        return joint if (told.round, told.run) == (joint.state.round, joint.state.run) else None
 
     def _hear_accuracy(self, device: str, message: Status) -> None:
         """What a birth says of the device's accuracy after a round of this run; kept with the next batch."""
@@ -355,7 +398,7 @@ class Coordinator(Core):
     def _maker(self, found: Method) -> Callable[[Some, Mapping[str, Traits]], Made]:
         """Makes what the held round comes to of what devices sent, and of nothing that changes meanwhile."""
         number, before, rule = self.rounds.number, self.state, self._settings.rule
-        hyper, how = self._hyper(found), self._screening(found)
+        hyper, how, leave, run = self._hyper(found), self._screening(found), frozenset(self._leave), self.run
         classes, width, labels = self._manifest.classes, self._width(found), self._manifest.labels
 
         def make(messages: Some, traits: Mapping[str, Traits]) -> Made:
@@ -372,13 +415,29 @@ class Coordinator(Core):
                 some=messages,
             )
             state = next_global(before, found, result.merged, round=number, hyper=hyper)
-            return Made(int(result.merged.present.sum()), state, how, result.findings, result.doubt, result.told)
+            joint = joint_head(
+                found, messages, traits, hyper, result, leave, run=run, round=number, classes=classes, width=width
+            )
+            return Made(
+                int(result.merged.present.sum()),
+                state,
+                how,
+                result.findings,
+                result.doubt,
+                result.told,
+                joint="" if joint is None else joint.written(),
+            )
 
         return make
 
     def _record(self, devices: list[str], made: Made, wall: float) -> Closed | None:
         """The held round's result, durable; None where the store has other contributions by now: then all again."""
         number, method = self.rounds.number, self.rounds.method
+
+        def also(db: Connection) -> None:
+            self._store.blinded.replaced(db, method)
+            put_meta(db, META, made.joint)
+
         with self._store.alone():
             merged_all = devices == list(self._store.record(number).uplink_bytes)
             if merged_all:
@@ -389,13 +448,17 @@ class Coordinator(Core):
                     made.state,
                     made.screening,
                     made.findings,
-                    also=lambda db: self._store.blinded.replaced(db, method),
+                    also=also,
                 )
         if not merged_all:
             self._close(wall)
             return None
         self.state = made.state
         self.findings, self.doubt, self.told = made.findings, made.doubt, made.told
+        self.verdicts = self._store.verdicts()
+        self.joint = JointHead.read(made.joint, self.run) if made.joint else None
+        for device in () if self.joint is None else set(self.joint.members) - self._leave:
+            self._end_joint(device)  # it took its leave back meanwhile
         return self.rounds.end()
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
@@ -420,6 +483,8 @@ class Coordinator(Core):
     def _forget(self, order: Order, wall: float) -> str:
         """Remove all that is held of a device, and make anew what it may be in."""
         device, records = order.device, self._store.rounds()
+        self._end_joint(device)
+        self._leave.discard(device)
         blinded = self._store.blinded.sums()  # whose parts nobody has
         remade = [record for record in records if record.method not in blinded and self._has_result(record)]
         state = self._without(device, remade)
@@ -434,6 +499,7 @@ class Coordinator(Core):
         self.state = state
         self._refused[device] = FORGOTTEN
         self._traits.pop(device, None)
+        self.verdicts = self._store.verdicts()
         self._stand_ins.forget(device)
         self._store.drift.forget(device)
         self._store.policies.forget(device)
@@ -459,6 +525,7 @@ class Coordinator(Core):
 
     def _roll_back(self, order: Order, wall: float) -> str:
         """Make what devices had before the last rounds what they get now."""
+        self._end_joint()
         back = roll_back(self._store, order, self.state, wall)
         self.state = back.state
         return back.outcome
@@ -479,6 +546,7 @@ class Coordinator(Core):
     def _forget_class(self, order: Order, wall: float) -> str:
         """Take a class out of all that is kept of rounds, and make anew what it may be in."""
         number, before = self._manifest.labels.index(order.detail), self.state.version
+        self._end_joint()
         kept = self._tables.round_payloads()
         held = {stored: key for stored, key, payload in kept if held_by(payload).holds((number,))}
         holders = set(held.values())

@@ -17,11 +17,11 @@ from aggregator.database import AnyPlace
 from aggregator.settings import Settings
 from aggregator.shared_store import SharedStore
 from aggregator.worker import Worker
-from contract.errors import InUseError, StoreLostError, UsageError
+from contract.errors import InUseError, StoreAwayError, StoreLostError, UsageError
+from contract.extras import install_command
 
 __all__ = ["Crew"]
 
-_SETTINGS = "settings of the leader"  # in `meta`
 _TRIES, _TRY_S = 60, 0.5  # while the first one makes the store
 
 
@@ -30,9 +30,13 @@ class Crew:
 
     Args:
         whose: the store's place, bundle and fleet, as `SharedStore` takes them.
-        extends: sha256 of bundles that it extends.
-        settings: must be those of the others.
+        extends: sha256 of bundles that it extends; all must extend the same.
+        settings: must be those of the others. Who has worked by them once leads only while they are in force still:
+            others that came into force meanwhile are newer.
         stopping: ends `serve` once it is set.
+
+    Attributes:
+        settings: their digest, in hex.
     """
 
     def __init__(
@@ -43,7 +47,9 @@ class Crew:
         stopping: threading.Event,
     ) -> None:
         self._whose, self._extends, self._stopping = whose, extends, stopping
-        self._settings = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+        decides = repr((settings, sorted(extends)))
+        self.settings = hashlib.sha256(decides.encode()).hexdigest()
+        self._has_worked = False
 
     def serve(
         self,
@@ -68,30 +74,29 @@ class Crew:
         tries = 0
         while not self._stopping.is_set():
             try:
-                with SharedStore(*self._whose, extends=self._extends, leads=True) as store:
-                    store.standing.set_meta(_SETTINGS, self._settings)
+                with self._store(leads=True) as store:
                     return lead(store)
             except InUseError:
                 pass
             try:
-                with SharedStore(*self._whose, extends=self._extends, leads=False) as store:
+                with self._store(leads=False) as store:
                     tries = _TRIES
-                    self._check_settings(store)
                     worker = work(store)
                     if worker.run() == "nobody leads" and worker.is_finished:
                         break
+            except StoreAwayError:
+                raise
             except StoreLostError:  # the first of all is making it
                 tries += 1
                 if tries >= _TRIES or self._stopping.wait(_TRY_S):
                     raise
         return told()
 
-    def _check_settings(self, store: SharedStore) -> None:
-        known = store.standing.meta(_SETTINGS)
-        if known not in (None, self._settings):
-            raise UsageError(
-                "--worker", expected="the options of the process that leads", got="others", hint="the same for all"
-            )
+    def _store(self, *, leads: bool) -> SharedStore:
+        settings, anew = self.settings, not self._has_worked
+        store = SharedStore(*self._whose, extends=self._extends, leads=leads, settings=settings, anew=anew)
+        self._has_worked = True
+        return store
 
 
 def _one_thread() -> AbstractContextManager[object]:
@@ -101,7 +106,5 @@ def _one_thread() -> AbstractContextManager[object]:
     try:
         import threadpoolctl
     except ImportError:
-        raise UsageError(
-            "--worker", expected="threadpoolctl", got="none", hint='pip install "protofleet[scale]"'
-        ) from None
+        raise UsageError("--worker", expected="threadpoolctl", got="none", hint=install_command("scale")) from None
     return threadpoolctl.threadpool_limits(1, user_api="blas")

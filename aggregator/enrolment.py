@@ -26,17 +26,30 @@ from typing import Final, Literal, get_args
 
 from aggregator.enrolment_store import MAX_INTRUDERS, EnrolmentTables, Intruder
 from aggregator.standing_store import Order
-from contract import topics
+from contract import ed25519, topics
 from contract.envelopes import ENROL, KEY_BYTES
 from contract.errors import SignatureError, WireError
 from contract.messages import Enrolment, Message, Receipt, Signed, Status
 from contract.signed import Keyring, key_id, token_proves
 from contract.wire import MAX_MESSAGE_BYTES, decode
 
-__all__ = ["INTRUSIONS", "OF_ENROLMENT", "Gate", "Intrusion", "inner_of", "read_enrolment"]
+__all__ = ["INTRUSIONS", "OF_ENROLMENT", "OF_THE_DEVICE", "Gate", "Intrusion", "inner_of", "read_enrolment"]
 
-Cause = Literal["unsigned", "other-key", "forged", "not-enrolled", "revoked", "token", "posing", "refuses", "replayed"]
+Cause = Literal[
+    "unsigned",
+    "other-key",
+    "forged",
+    "not-enrolled",
+    "revoked",
+    "token",
+    "posing",
+    "refuses",
+    "replayed",
+    "apart",
+    "second-process",
+]
 INTRUSIONS: Final = get_args(Cause)
+OF_THE_DEVICE: Final = ("refuses", "apart", "second-process")  # said by itself: no intruder
 OF_ENROLMENT = ("invite", "enrol", "revoke")
 _LONGEST_ENROLMENT = 160
 _TELL_S = 600.0  # between two lines of one device and cause
@@ -80,6 +93,7 @@ class Gate:
         self._marks = {} if tables is None else tables.marks()
         self._unmarked: set[str] = set()  # topics
         self._unkept: set[tuple[str, str]] = set()
+        self._over: set[tuple[str, str]] = set()  # what is no more, and still kept
         self._news: list[Intruder] = []
         self._kept_at = float("-inf")
 
@@ -201,6 +215,8 @@ class Gate:
             return f"the token of {device} has expired, fleet invite {device} gives another"
         if not token_proves(enrolment, self._fleet, device, key):
             return f"not the token of {device}'s invitation"
+        if ed25519.is_weak(enrolment.key):
+            return "a key for which anybody can sign"
         return ""
 
     def _used(self, device: str, key: bytes) -> str:
@@ -251,7 +267,7 @@ class Gate:
             until = float(expires or 0)
         except ValueError:
             raw, until = b"", 0.0
-        if len(raw) != KEY_BYTES or not abs(until) < 1e12:
+        if len(raw) != KEY_BYTES or ed25519.is_weak(raw) or not abs(until) < 1e12:
             return "refused: that is no key"
         if order.what == "enrol":
             self._take(order.device, raw, wall)
@@ -261,11 +277,21 @@ class Gate:
 
     # ── who was turned away ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def note(self, device: str, cause: Cause, reason: str, wall: float, *, messages: int | None = None) -> None:
-        """A message under a device's name was turned away.
+    def note(
+        self,
+        device: str,
+        cause: Cause,
+        reason: str,
+        wall: float,
+        *,
+        messages: int | None = None,
+        tells: bool | None = None,
+    ) -> None:
+        """A message under a device's name was turned away, or it says that it cannot take part.
 
         Args:
             messages: how many there were in all, where that is known.
+            tells: whether it is told now; now and then when None.
             wall: seconds since the epoch.
         """
         key = (device, cause)
@@ -279,9 +305,17 @@ class Gate:
             del self._noted[gone]
             self._unkept.discard(gone)
         self._unkept.add(key)
-        if abs(wall - noted.told_at) >= _TELL_S:
+        self._over.discard(key)
+        if tells or (tells is None and abs(wall - noted.told_at) >= _TELL_S):
             noted.told_at = wall
             self._news.append(noted.intruder)
+
+    def forget(self, device: str, cause: Cause) -> None:
+        """It is over; durable as what was noted is."""
+        key = (device, cause)
+        if self._noted.pop(key, None) is not None and self._tables is not None:
+            self._unkept.discard(key)
+            self._over.add(key)
 
     def _is_known(self, device: str) -> bool:
         """Whether it is a name that nobody invented: those must not push out what is known of the others."""
@@ -293,8 +327,12 @@ class Gate:
         Raises:
             StoreError: the disk refused.
         """
-        if (self._unkept or self._unmarked) and self._tables is not None and abs(wall - self._kept_at) >= _KEEP_S:
+        waits = self._unkept or self._unmarked or self._over
+        if waits and self._tables is not None and abs(wall - self._kept_at) >= _KEEP_S:
             self._kept_at = wall
+            for device, cause in self._over:
+                self._tables.forget(device, cause)
+            self._over.clear()
             marks = {topic: self._marks[topic] for topic in self._unmarked}
             self._tables.keep([self._noted[key].intruder for key in self._unkept], marks)
             self._unkept.clear()

@@ -101,6 +101,11 @@ class EnrolmentTables:
         with self._disk():
             return intruders_in(self._db)
 
+    def forget(self, device: str, cause: str) -> None:
+        """What was noted of a device for one cause is over."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM intruder WHERE device = ? AND cause = ?", (device, cause))
+
     def marks(self) -> dict[str, int]:
         """The number of the newest birth that came on a status topic, by topic."""
         with self._disk():

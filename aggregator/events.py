@@ -25,6 +25,7 @@ __all__ = [
     "MetricsServed",
     "Nobody",
     "Noticed",
+    "NumbersLost",
     "OrderDone",
     "PolicyRefused",
     "Refused",
@@ -237,8 +238,8 @@ class AccuracyTold:
 
     Attributes:
         devices: how many said it; `samples` is all their test photos.
-        mean: by name of the figure (`contract.accuracy`), the plain mean over devices.
-        pooled: the same weighted by test photos.
+        mean: by name of the figure (`contract.accuracy`), the plain mean over devices, also of `classes` and `own`.
+        pooled: shares weighted by the test photos that they are of.
         worst: the device that names the fewest right, and `worst_share` how many of its photos.
     """
 
@@ -370,6 +371,16 @@ class IntruderTold:
 
 
 @dataclass(frozen=True)
+class NumbersLost:
+    """Devices have heard announcements of our key up to number `heard`, and the store knows of `issued`, 0 for none: it
+    was lost, or is an older copy, or the clock was set back. It goes on above, `is_new_run` as a new run of it."""
+
+    heard: int
+    issued: int
+    is_new_run: bool = False
+
+
+@dataclass(frozen=True)
 class RolloutWidened:
     """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
 
@@ -450,6 +461,7 @@ Event = (
     | SumsStand
     | OrderDone
     | IntruderTold
+    | NumbersLost
     | RolloutCompleted
     | RolloutDeaf
     | RolloutHalted

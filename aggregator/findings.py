@@ -11,9 +11,10 @@ from typing import Any
 
 from aggregator.database import Connection, upsert
 from aggregator.outliers import Finding
+from contract.messages import MAX_TEXT, Receipt
 from contract.terminal import counted, printable
 
-__all__ = ["findings_of", "found_in_short", "found_in_words", "newest_findings", "put_findings"]
+__all__ = ["findings_of", "found_in_short", "found_in_words", "newest_findings", "put_findings", "verdicts"]
 
 
 def put_findings(db: Connection, round: int, findings: Sequence[Finding], keep_rounds: int) -> None:
@@ -46,12 +47,42 @@ def newest_findings(db: Connection) -> dict[str, dict[str, Any]]:
     }
 
 
+def verdicts(db: Connection, run: bytes) -> dict[str, Receipt]:
+    """What devices that were ever left out are told of the newest closed round that they took part in, by name: that
+    they were left out of that one, or that they count again. Of blinded rounds nobody is told: nothing speaks against
+    who is not in their sums."""
+    if db.execute("SELECT 1 FROM blinded_sum UNION SELECT 1 FROM blinded_set").fetchone() is not None:
+        return {}
+    rows = db.execute(
+        "SELECT f.device, r.number, r.method, g.reason FROM"
+        " (SELECT f.device, max(r.number) AS newest FROM"
+        "  (SELECT DISTINCT device FROM finding WHERE verdict = 'left out') f"
+        "  JOIN contribution c ON c.device = f.device"
+        "  JOIN round r ON r.number = c.round AND r.method = c.method AND r.closed = 1 GROUP BY f.device) f"
+        " JOIN round r ON r.number = f.newest"
+        " LEFT JOIN finding g ON g.round = r.number AND g.device = f.device AND g.verdict = 'left out'"
+    ).fetchall()
+    return {
+        str(device): Receipt(
+            run, int(number), str(method), "duplicate", counts=reason is None, why=printable(reason or "")[:MAX_TEXT]
+        )
+        for device, number, method, reason in rows
+    }
+
+
 def found_in_short(newest: Mapping[str, Any] | None) -> str:
     """What spoke last against a device, for a table; empty where nothing did."""
     return "" if newest is None else printable(f"{newest['verdict']}, round {newest['round']}")
 
 
-def found_in_words(newest: Mapping[str, Any]) -> str:
-    """The same for a person, with the reason."""
+def found_in_words(newest: Mapping[str, Any], *, told: bool = False) -> str:
+    """The same for a person, with the reason.
+
+    Args:
+        told: whether the device is told of its newest round.
+    """
     of = counted(newest["rounds"], "round")
-    return printable(f"{newest['verdict']} in round {newest['round']}: {newest['reason']}; {of} in all")
+    line = f"{newest['verdict']} in round {newest['round']}: {newest['reason']}; {of} in all"
+    if told and newest["verdict"] == "left out":
+        line += "; the device is told, and answers by its own head where that is better on its held-out photos"
+    return printable(line)

@@ -2,7 +2,8 @@
 
 Looking (`list`, `show`, `log`) reads the store and changes nothing; `backup` and `restore` copy it. Everything
 else is an order (`aggregator/orders.py`): it is in the store when the command returns 0, and a running aggregator takes
-it up within about a second; where none runs, the next one does, and the command says so.
+it up within about a second, which the command waits for. Where none runs, the next one does it, and the command says
+that it is NOT yet done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from aggregator.fleet_words import (
 )
 from aggregator.orders import await_done, give
 from aggregator.standing_store import Order, Record, orders
-from aggregator.standing_suspects import standing_suspects
+from aggregator.standing_suspects import standing_suspects, sums_stand
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.errors import UsageError, near_names
@@ -76,6 +77,13 @@ WaitSeconds = Annotated[float, typer.Option(help="Seconds to wait for a running 
 JsonFile = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
 _INTRUDERS = 20  # lines
+_UNTIL_THEN = {  # what an operator must not believe
+    "forget": "all that came from it is still held and still counts",
+    "forget class": "all that is held of it still counts",
+    "remove": "what it sends is still taken",
+    "revoke": "what its key signs is still taken",
+    "rollback": "devices keep what they have",
+}
 
 
 def forget_command(
@@ -145,7 +153,7 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
     lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [drift_in_words(drift[device])] if device in drift else []
-    lines += [found_in_words(known.findings[device])] if device in known.findings else []
+    lines += [found_in_words(known.findings[device], told=device in known.told)] if device in known.findings else []
     lines += [f"key {key}" for key in [key_name(known.keys, device)] if key]
     lines += [intruder_in_words(each) for each in intruders]
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
@@ -173,15 +181,26 @@ def suspects_command(
     ] = None,
     json: JsonFile = None,
 ) -> int:
-    """Where sums stand: the devices whose class means contradict those of others."""
+    """Who may mean no good: devices whose class means contradict those of others, where sums stand; what spoke against
+    devices when rounds closed; and intruders, who spoke without or against a device's enrolment."""
     sure = [check_id(name, "--vouch") for name in vouch or ()]
+    known = read_known(store)
     with read_only(store, KIND) as db, as_written(store):
-        devices, found = standing_suspects(db, sure)
-    write_json(json, {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]})
+        devices, found = standing_suspects(db, sure) if sure or sums_stand(db) else (len(known.records), [])
+    intruders = [asdict(each) for each in known.intruders]
+    content = {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]}
+    write_json(json, content | {"findings": known.findings, "intruders": intruders})
     for each in found:
         few = "" if each.accused else ", fewer than may lie"
         _say(json, f"{each.device}: {each.words()}{few}; protofleet forget {each.device} takes it out")
-    _say(json, f"{counted(len(found), 'device')} of {devices} suspected")
+    for device, newest in known.findings.items():
+        _say(json, f"{device}: {found_in_words(newest)}")
+    for intruder in known.intruders:
+        _say(json, intruder_in_words(intruder))
+    suspected = len({each.device for each in found} | set(known.findings))
+    turned_away = sum(each.cause != "refuses" for each in known.intruders)
+    more = f", {counted(turned_away, 'intruder')} turned away" if turned_away else ""
+    _say(json, f"{counted(suspected, 'device')} of {devices} suspected{more}")
     return 0
 
 
@@ -329,16 +348,26 @@ def tell(order: Order, running: bool, store: Place, wait_s: float, json: Path | 
     refused = (order.outcome or "").startswith("refused")
     backups = _backups(store) if order.what in ("forget", "forget class") and not refused else []
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
-    _say(json, told_of(order, running))
+    _say(json, told_of(order, running, wait_s))
     if backups:
         _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
     return int(refused)
 
 
-def told_of(order: Order, running: bool) -> str:
-    """What became of an order, for a person."""
+def told_of(order: Order, running: bool, wait_s: float) -> str:
+    """What became of an order, for a person.
+
+    Args:
+        wait_s: how long an aggregator that runs was waited for.
+    """
     line = order_in_words(order)
-    return line if running else f"{line}: no aggregator runs on this store, its next start takes it up"
+    if order.done_at is not None:
+        return line
+    why = "no aggregator runs on this store; the next one that is started on it does it"
+    if running:
+        why = f"the aggregator on this store has not done it within {wait_s:g} s; protofleet fleet log tells when"
+    still = _UNTIL_THEN.get(order.what)
+    return f"{line}: {why}" + (f". Until then {still}" if still else "")
 
 
 def _backups(store: Place) -> list[str]:

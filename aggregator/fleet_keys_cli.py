@@ -46,7 +46,7 @@ def invite_command(
     order, running = give(store, "invite", device, operator(), detail=detail)
     if running:
         order = await_done(store, order, wait)
-    typer.echo(told_of(order, running), err=True)
+    typer.echo(told_of(order, running, wait), err=True)
     if (order.outcome or "").startswith("refused"):
         return 1
     hint = f"protofleet client --token enrols {device} with it, once, within {in_words(lasts_s)}"

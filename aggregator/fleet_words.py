@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aggregator.class_drift import class_drift_of
 from aggregator.database import AnyPlace, read_only
 from aggregator.drift import drift_of
+from aggregator.enrolment import OF_THE_DEVICE
 from aggregator.enrolment_store import Intruder, intruders_in, keys_in
-from aggregator.findings import newest_findings
+from aggregator.findings import newest_findings, verdicts
 from aggregator.policy_words import policy_words_in
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
@@ -48,6 +49,7 @@ class Known(NamedTuple):
         findings: what spoke last against devices.
         keys: of devices that are enrolled; None where it was revoked.
         intruders: who was turned away.
+        told: who is told that a round left it out, or that it counts again.
     """
 
     records: dict[str, Record]
@@ -60,6 +62,7 @@ class Known(NamedTuple):
     findings: Mapping[str, Mapping[str, Any]]
     keys: Mapping[str, bytes | None]
     intruders: Sequence[Intruder]
+    told: Collection[str]
 
 
 def read_known(store: AnyPlace) -> Known:
@@ -75,6 +78,7 @@ def read_known(store: AnyPlace) -> Known:
             newest_findings(db),
             keys_in(db),
             intruders_in(db),
+            verdicts(db, bytes(4)).keys(),
         )
 
 
@@ -112,7 +116,7 @@ def key_name(keys: Mapping[str, bytes | None], device: str) -> str | None:
 
 
 def intruder_in_words(each: Intruder) -> str:
-    who = f"intruder as {each.device}" if each.cause != "refuses" else each.device
+    who = f"intruder as {each.device}" if each.cause not in OF_THE_DEVICE else each.device
     return f"{who}: {counted(each.messages, 'message')}, last at {when(each.last_at)}: {printable(each.reason)}"
 
 
@@ -120,7 +124,7 @@ def order_in_words(order: Order) -> str:
     of = "".join(f" {word}" for word in (order.device, order.shown) if word)
     asked = f"{order.what}{of}, asked by {order.who} at {when(order.given_at)}"
     if order.done_at is None:
-        return f"{asked}: recorded"
+        return f"{asked}: NOT yet done"
     between = f", global version {order.version_before}"
     between += f" → {order.version_after}" if order.version_after != order.version_before else ""
     return f"{asked}: {order.outcome}{between}"

@@ -46,7 +46,7 @@ from contract.messages import Chunk, Contribution, Message, Receipt, ReceiptStat
 from contract.methods import method as method_of
 from contract.sampling import sampled
 
-__all__ = ["Cause", "Decision", "Held", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
+__all__ = ["Cause", "Decision", "Held", "Ingest", "Outcome", "View", "answer_to_status", "largest_contribution_bytes"]
 
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
 
@@ -435,6 +435,19 @@ def _to_intruder(device: str, payload: bytes, intrusion: Intrusion, view: View) 
     named = replace(known, digest=digest_of(payload))
     decided = _decision(device, named, "rejected", reason=str(intrusion), round=0, cause="intruder")
     return _named(decided, named.digest)
+
+
+def answer_to_status(device: str, payload: bytes, error: WireError, view: View) -> Decision:
+    """A rejection of what came on a device's status topic and is no status of its own; it counts in no round.
+
+    Its digest is that of the word "status", a zero byte and the payload, so it is no contribution's, whatever somebody
+    has published there: none is ended by it.
+    """
+    is_intruder, reason = isinstance(error, Intrusion), f"its status: {error}"
+    named = Tie(view.run, max(view.round, 1), view.method, digest_of(b"status\0" + payload))
+    cause: Cause = "intruder" if is_intruder else "unreadable"
+    decided = _decision(device, named, "rejected", reason=reason, round=0, cause=cause, digest=named.digest)
+    return decided if is_intruder else replace(decided, outcome="malformed")
 
 
 def _named(decision: Decision, digest: bytes) -> Decision:

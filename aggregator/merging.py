@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aggregator.contradictions import has_means
 from aggregator.outliers import Finding, Screened, Screening, Traits, screen
@@ -59,6 +59,7 @@ class Made:
         state: the global state after it.
         screening: how devices were compared.
         findings, doubt, told: as of `Result`.
+        joint: the joint head of some that were left out, as the store keeps it; empty for none.
     """
 
     classes: int
@@ -67,6 +68,7 @@ class Made:
     findings: tuple[Finding, ...]
     doubt: str
     told: str
+    joint: str = field(default="", kw_only=True)
 
 
 def traits_of(found: Method, messages: Messages, hyper: Mapping[str, Value]) -> dict[str, Traits]:

@@ -1,9 +1,11 @@
 """Metrics over HTTP, on an address of the operator's choice: `GET /metrics`, and nothing else.
 
-One thread answers one scraper after the other, from what the aggregator has left for it, so that whoever scrapes costs
-the aggregator nothing but processor time, and of that little: it has `ANSWER_S` in all for each connection, however
-slowly it speaks or listens, and there are `1 / PAUSE_S` of them in a second at most. Nothing is looked up, logged or
-written, and what is asked for has no effect.
+Each scraper is heard on a thread of its own, so one that speaks slowly, or not at all, keeps no other waiting. It has
+`ANSWER_S` in all, however slowly it speaks or listens. `MOST` are heard at a time: where there are more, the one that
+has been there the longest without asking for anything is cut off for the newcomer. The text is made from what the
+aggregator has left for it, and there are `1 / PAUSE_S` scrapers in a second at most: so whoever scrapes costs the
+aggregator nothing but processor time, and of that little. Nothing is looked up, logged or written, and what is asked
+for has no effect.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from aggregator.broker import parse_listen
 from aggregator.metrics import CONTENT_TYPE
 from contract.errors import UsageError
 
-__all__ = ["LOOPBACK", "MetricsServer", "parse_metrics"]
+__all__ = ["LOOPBACK", "MOST", "MetricsServer", "parse_metrics"]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ANSWER_S = 5.0
+MOST = 32
 PAUSE_S = 0.02
 
 
@@ -74,21 +77,57 @@ class MetricsServer:
         self._server.server_close()
 
 
-class _Server(socketserver.TCPServer):
+class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
-    request_queue_size = 16
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
     text: Callable[[], str]
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._heard = dict[socket.socket, bool]()  # oldest first; whether it has asked for something
+        self._changes = threading.Lock()
+        super().__init__(address, handler)
+
     def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Begin to hear another one, and see to it that there are not too many."""
+        with self._changes:
+            if len(self._heard) >= MOST:
+                silent = (one for one, asked in self._heard.items() if not asked)
+                gone = next(silent, next(iter(self._heard)))
+                del self._heard[gone]
+                _cut(gone)
+            self._heard[request] = False
+        super().process_request(request, client_address)
+        time.sleep(PAUSE_S)
+
+    def process_request_thread(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
         """One connection, from its beginning to its end."""
         late = threading.Timer(ANSWER_S, _cut, [request])
         late.daemon = True
         late.start()
         try:
-            super().process_request(request, client_address)
+            super().process_request_thread(request, client_address)
         finally:
             late.cancel()
-            time.sleep(PAUSE_S)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        """It is heard no longer."""
+        with self._changes:
+            self._heard.pop(request, None)
+        super().shutdown_request(request)
+
+    def asked(self, request: socket.socket) -> None:
+        """It has said what it wants."""
+        with self._changes:
+            if request in self._heard:
+                self._heard[request] = True
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._changes:
+            for request in self._heard:
+                _cut(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A scraper that went away is its own affair."""
@@ -103,6 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
             return
+        self.server.asked(self.connection)
         body = self.server.text().encode()
         self.send_response(200)
         self.send_header("Content-Type", CONTENT_TYPE)

@@ -6,9 +6,10 @@
 - **Left out**, or only named: a device whose class means contradict those of more others than may lie
   (`aggregator/contradictions.py`), or those of one that the operator vouches for. Who is contradicted by most of those
   that can tell, but by fewer, is named. Devices that are vouched for are never left out, and say what length is usual.
-- **Counted as less**: a device that says it has more samples than `max_share` of all. Its counts, and with them the
-  weight of its rows or sums, are scaled as a whole, so that nobody can buy more than that share of a round with a
-  number that costs nothing; of one class it can, by claiming no other. From a half up that can be one device only.
+- **Counted as less**: a device that says it has more samples than `max_share` of all: by itself a half, and of n
+  devices 3/n where that is less, but for devices that are vouched for. Its counts, and with them the weight of its rows
+  or sums, are scaled as a whole, so that nobody can buy more than that share of a round with a number that costs
+  nothing; of one class it can, by claiming no other. From a half up that can be one device only.
 
 Of one or two devices nobody can say who lies. One alone counts as it is. Of two that differ by more than `OUTLIER` the
 longer is left out, for long features end training and short ones do not; their counts stay as they are. The same holds
@@ -41,6 +42,9 @@ from contract.statistics import Statistic
 __all__ = ["OUTLIER", "SUSPECTS", "Finding", "Screened", "Screening", "Suspects", "Traits", "Verdict", "screen"]
 
 OUTLIER = 5.0
+HALF = 0.5  # of a round's samples, the most that a device counts for in small fleets
+SHARES = 3.0  # even shares that a device counts for at most, where that is less
+_BY_DEVICES = "by-devices"
 Suspects = Literal["leave-out", "name", "ignore"]
 SUSPECTS: tuple[Suspects, ...] = get_args(Suspects)
 Verdict = Literal["left out", "counts as less", "suspected"]
@@ -115,13 +119,14 @@ class Screened:
 class Screening:
     """What is held against devices where a round is merged; see `screen`."""
 
-    max_share: float = 0.5
+    max_share: float | None = None
     suspects: Suspects = "leave-out"
     vouched: tuple[str, ...] = ()
 
     def written(self) -> bytes:
         """As the store keeps it."""
-        return " ".join((repr(self.max_share), self.suspects, *self.vouched)).encode()
+        share = _BY_DEVICES if self.max_share is None else repr(self.max_share)
+        return " ".join((share, self.suspects, *self.vouched)).encode()
 
     @classmethod
     def read(cls, written: bytes) -> Screening:
@@ -132,14 +137,15 @@ class Screening:
             ValueError, TypeError: something else.
         """
         share, *said = bytes(written).decode().split(" ")
-        return cls(float(share), SUSPECTS[SUSPECTS.index(said[0] if said else "ignore")], tuple(said[1:]))
+        given = None if share == _BY_DEVICES else float(share)
+        return cls(given, SUSPECTS[SUSPECTS.index(said[0] if said else "ignore")], tuple(said[1:]))
 
 
 def screen(
     source: Source,
     traits: Mapping[str, Traits],
     *,
-    max_share: float = 0.5,
+    max_share: float | None = None,
     suspects: Suspects = "ignore",
     vouched: Collection[str] = (),
     labels: Sequence[str] = (),
@@ -150,7 +156,8 @@ def screen(
 
     Args:
         source: yields one statistic for each of the devices in `traits`, in that order.
-        max_share: the largest share of the round's samples that one device counts for, above 0, up to 1.
+        max_share: the largest share of the round's samples that one device counts for, above 0, up to 1; None for a
+            half and, of devices that nobody vouches for, for three even shares where that is less.
         suspects: what becomes of devices whose class means contradict the others'.
         vouched: the names of devices that do not lie.
         labels: the names of the classes, for the reasons; their numbers where there are none.
@@ -165,7 +172,7 @@ def screen(
         findings += [_of_contradicted(each, suspects, labels) for each in told]
         out |= {finding.device for finding in findings if finding.left_out}
     samples = {device: found.samples for device, found in traits.items() if device not in out}
-    allowed = _allowance(samples, max_share, [each for each in beside if each.samples])
+    allowed = _allowances(samples, max_share, vouched, [each for each in beside if each.samples])
     for device, most in allowed.items():
         reason = f"{samples[device]:,} samples, more than the others allow, count as {most:,}"
         findings.append(Finding(device, "counts as less", reason))
@@ -200,6 +207,22 @@ def _outliers(traits: Mapping[str, Traits], vouched: Collection[str]) -> list[Fi
 def _of_contradicted(found: Contradicted, suspects: Suspects, labels: Sequence[str]) -> Finding:
     verdict: Verdict = "left out" if found.accused and suspects == "leave-out" else "suspected"
     return Finding(found.device, verdict, found.words(labels))
+
+
+def _allowances(
+    samples: Mapping[str, int], max_share: float | None, vouched: Collection[str], beside: Sequence[Traits]
+) -> dict[str, int]:
+    """As how many samples devices count that have more than they may: by the share that was given, or both of ours."""
+    if max_share is not None:
+        return _allowance(samples, max_share, beside)
+    devices = sum(count > 0 for count in samples.values()) + sum(each.devices for each in beside)
+    found = _allowance(samples, HALF, beside)
+    if devices > SHARES / HALF:
+        sure = [Traits(0.0, count, 0.0, 1) for device, count in samples.items() if device in vouched and count > 0]
+        others = {device: count for device, count in samples.items() if device not in vouched}
+        for device, most in _allowance(others, SHARES / devices, [*beside, *sure]).items():
+            found[device] = min(most, found.get(device, most))
+    return {device: found[device] for device in samples if device in found}
 
 
 def _allowance(samples: Mapping[str, int], max_share: float, beside: Sequence[Traits]) -> dict[str, int]:

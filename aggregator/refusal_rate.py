@@ -12,18 +12,23 @@ _DEVICES = 4_096
 
 
 class Pace:
-    """Whether to answer now. A device that got no answer sends again, and gets one then."""
+    """Whether to answer now. A device that got no answer sends again, and gets one then.
 
-    def __init__(self) -> None:
+    Args:
+        each_s: seconds from one answer to a device to the next, after its first few.
+    """
+
+    def __init__(self, each_s: float = _DEVICE_EACH_S) -> None:
+        self._each_s = each_s
         self._spent: OrderedDict[str, float] = OrderedDict()  # device → when its next answer would be due
         self._fleet_spent = float("-inf")
 
     def allows(self, device: str, now: float) -> bool:
         """Whether `device` may be refused once more at `now`, seconds of a steady clock; if so it is counted."""
-        mine = max(self._spent.pop(device, float("-inf")), now - _DEVICE_BURST * _DEVICE_EACH_S)
+        mine = max(self._spent.pop(device, float("-inf")), now - _DEVICE_BURST * self._each_s)
         all_of_them = max(self._fleet_spent, now - _FLEET_BURST * _FLEET_EACH_S)
-        allowed = mine + _DEVICE_EACH_S <= now and all_of_them + _FLEET_EACH_S <= now
-        self._spent[device] = mine + _DEVICE_EACH_S if allowed else mine
+        allowed = mine + self._each_s <= now and all_of_them + _FLEET_EACH_S <= now
+        self._spent[device] = mine + self._each_s if allowed else mine
         self._fleet_spent = all_of_them + _FLEET_EACH_S if allowed else all_of_them
         while len(self._spent) > _DEVICES:
             self._spent.popitem(last=False)

@@ -25,6 +25,8 @@ is due. Its devices may sleep most of the time, so a round is a window: it opens
 stays open for `window_s`, whoever is online at one moment. It closes then, with at least K contributions, or before
 when `max_clients` are in; a window that ends with too few goes on until they are there. `close` ends it at once.
 
+Who is online and says that it cannot take part, since its bundle does not fit, counts for nothing (`leaves_out`).
+
 Sampling is stateless (`contract.sampling`): the announced seed decides, and each round's seed is the first from the
 configured one on that samples at least K of the devices online. Otherwise a small fleet could open a round that nobody
 takes part in, and wait for ever.
@@ -195,6 +197,7 @@ class Rounds:
     _awaited: dict[str, float] = field(default_factory=dict)  # since when nothing was heard of it
     _silent: set[str] = field(default_factory=set)  # silent through a whole deadline, and not heard since
     _lost: dict[str, bytes] = field(default_factory=dict)  # of those, the ones that have not answered yet
+    _apart: set[str] = field(default_factory=set)  # cannot take part, online or not
     _newly_lost: list[tuple[str, bytes]] = field(default_factory=list)
     _refused: set[str] = field(default_factory=set)
     _deadline: float = 0.0
@@ -226,8 +229,8 @@ class Rounds:
 
     @property
     def online(self) -> int:
-        """How many devices are online."""
-        return len(self._online)
+        """How many devices are online that can take part."""
+        return len(self._online) - sum(device in self._online for device in self._apart)
 
     @property
     def awaited(self) -> frozenset[str]:
@@ -326,6 +329,19 @@ class Rounds:
         if instance is not None:
             self.birth(device, instance, now)
 
+    def leaves_out(self, device: str, *, is_apart: bool, now: float) -> None:
+        """Whether a device can take part in what is announced: one that cannot does not count, nor is it awaited."""
+        if is_apart == (device in self._apart) or (is_apart and len(self._apart) >= MAX_DEVICES):
+            return
+        self._presence_changed = True
+        if is_apart:
+            self._apart.add(device)
+            self._awaited.pop(device, None)
+            return
+        self._apart.discard(device)
+        if self.phase == "open" and device in self._online:
+            self._await((device,), now)
+
     def contributed(self, device: str) -> None:
         """The open round has this device's contribution, durably."""
         self.contributions.add(device)
@@ -395,7 +411,7 @@ class Rounds:
             return Finished(self.number)
         if self.policy.stays and not self.schedule.is_due(now):
             return None
-        if not self._presence_changed or len(self._online) < self.policy.to_open:
+        if not self._presence_changed or self.online < self.policy.to_open:
             return None
         self._presence_changed = False
         seed = self._choose_seed(self.number + 1)
@@ -408,7 +424,7 @@ class Rounds:
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until `advance` may have something to do without anything happening; None when never."""
-        if self.phase == "waiting" and self.policy.stays and len(self._online) >= self.policy.to_open:
+        if self.phase == "waiting" and self.policy.stays and self.online >= self.policy.to_open:
             return self.opens_in_s(now)
         if self.phase != "open" or self.held:
             return None
@@ -456,15 +472,16 @@ class Rounds:
     def _await(self, devices: Iterable[str], now: float) -> None:
         if self.held:
             return
-        done = self.contributions | self._refused | self._silent
+        done = self.contributions | self._refused | self._silent | self._apart
         self._awaited.update((d, now) for d in devices if d not in done and self.is_sampled(d))
 
     def _choose_seed(self, number: int) -> int | None:
+        present = self._online.keys() - self._apart
         trials = 1 if self.policy.fraction >= 1 else max(1, min(1000, _SEED_TRIALS // len(self._online)))
         for trial in range(trials):
             seed = (self.policy.seed + trial) % 2**32
             fraction, always = self.policy.fraction, self.always
-            taking_part = sum(d in always or sampled(d, number, seed, fraction) for d in self._online)
+            taking_part = sum(d in always or sampled(d, number, seed, fraction) for d in present)
             if taking_part >= self.policy.to_open:
                 return seed
         return None

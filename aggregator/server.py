@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from aggregator import events
 from aggregator.blinded_coordinator import BlindedCoordinator
@@ -75,6 +75,7 @@ class Server:
             the plan.
         signer: signs what is published; None where nothing is signed.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
+        is_new_run: whether the store goes on as a new run, as its operator has asked.
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
         each_turn: called after each turn of the loop.
@@ -92,12 +93,13 @@ class Server:
         patience_s: float | None = None,
         signer: Signer | None = None,
         take_over: bool = False,
+        is_new_run: bool = False,
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
         each_turn: Callable[[], None] = lambda: None,
         sharing: Sharing | None = None,
     ) -> None:
-        self._sharing = sharing
+        self._sharing, self._is_new_run = sharing, is_new_run
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
         stays = coordinator.rounds.stays or sharing is not None
@@ -137,6 +139,8 @@ class Server:
         self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
+        self._joint_told: dict[str, int] = {}  # of which round's joint head a device's process was given
+        self._born: set[str] = set()  # devices that are to know that a round left them out, or counts them again
         self._ask: deque[tuple[str, bytes]] = deque()
         self._asked: dict[str, bytes] = {}  # deaths that we published in a device's name
         self._was_finished = coordinator.is_finished
@@ -182,6 +186,7 @@ class Server:
     def _turn(self) -> None:
         received = self._gather()
         contributions = [message for message in received if self._is_contribution(message)]
+        self._go_above()
         self._take_seat()
         if not self._seat.taken:
             self._held += [message for message in received if message.mid]  # no window bounds those at QoS 0
@@ -196,13 +201,15 @@ class Server:
         decisions = self._take(sent, now)
         if sent:
             self._listener(events.BatchTaken(len(sent), time.perf_counter() - began))
-        self._receipts.send(decisions, now)
+        self._receipts.send(self._core.status_answers() + decisions, now)
         for message in received:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
             self._teller.committed()
         self._teller.accuracy()
         self._advance()
+        self._tell_verdicts(self._born)
+        self._born.clear()
         self._handout.turn(self._limit_bytes)
         if self._helper is not None:
             self._helper.turn(time.monotonic(), self._limit_bytes)
@@ -280,7 +287,11 @@ class Server:
 
     def _hear_status(self, device: str, message: Received) -> None:
         is_ours = self._asked.get(device) == message.payload or self._voice.is_ours(message.topic, message.payload)
-        self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours, is_news=not message.retained)
+        now, is_news = time.monotonic(), not message.retained
+        if self._core.status(device, message.payload, now, is_ours=is_ours, is_news=is_news):
+            self._joint_told.pop(device, None)  # another process, or one that was away
+        if self._core.verdict(device) is not None:
+            self._born.add(device)
         if self._ending is not None and self._core.rounds.is_online(device):
             self._ending.came(device)
 
@@ -354,7 +365,10 @@ class Server:
         if not isinstance(announcement, Announcement):
             if announcement is not None:
                 self._core.malformed()
-        elif announcement.run == self._core.run:
+            return
+        if message.retained:  # ours, if we sign
+            self._core.note_numbers(self._voice.marks(announcement))
+        if announcement.run == self._core.run:
             later = announcement.epoch - self._core.announcement().epoch
             if self._sharing is not None and later > 0:
                 self._sharing.check_leads()  # if another does; else anybody may have said it
@@ -392,6 +406,19 @@ class Server:
         said = self._voice.announcement(self._core.announcement(self._limit_bytes), time.time())
         self._link.publish(self._round_topic, said, retain=True)
 
+    def _go_above(self) -> None:
+        """Number anew where devices have heard higher numbers of ours than our store knows of."""
+        heard = self._core.take_heard()
+        issued = self._core.issued if heard and self._voice.signs else 0
+        lost = self._voice.lost(heard, issued)
+        if not lost:
+            return
+        self._core.issued_elsewhere(lost)
+        if issued or lost > time.time() * 1000:
+            self._listener(events.NumbersLost(lost, issued, self._is_new_run))
+        if self._seat.taken:
+            self._announce()
+
     def _publish_state(self) -> None:
         """Publish what the broker is not known to retain of the global state."""
         self._retained.publish(self._core.state, self._limit_bytes, self._echoed_on)
@@ -407,6 +434,8 @@ class Server:
     def _advance(self) -> None:
         until_s = time.monotonic() + TURN_S
         while (step := self._core.advance(time.monotonic(), time.time())) is not None:
+            if isinstance(step, Closed) and isinstance(self._core, Coordinator):
+                self._tell_verdicts(self._core.verdicts)  # before the state that the devices test themselves with
             if isinstance(step, Closed | Solved | Obeyed):
                 self._publish_state()
             self._teller.step(step)
@@ -418,6 +447,23 @@ class Server:
                 self._finish()
             if isinstance(step, Obeyed) and time.monotonic() >= until_s:  # a thousand of them keep no device waiting
                 return
+
+    def _tell_verdicts(self, devices: Collection[str]) -> None:
+        """Whom a closed round left out, and who counts again, are told so: then, and again at each birth."""
+        for device in devices:
+            receipt = self._core.verdict(device)
+            if receipt is not None and self._core.rounds.is_online(device):
+                self._receipts.answer(device, receipt, time.monotonic(), is_intruder=False)
+                self._give_joint(device)
+
+    def _give_joint(self, device: str) -> None:
+        """The joint head of those that agree with a device, if there is one: once to each of its processes."""
+        joint = self._core.joint_of(device)
+        if joint is None or self._joint_told.get(device) == joint.state.round:
+            return
+        self._joint_told[device], topic = joint.state.round, topics.down(self._fleet, device)
+        for part in joint.parts(self._limit_bytes - self._voice.room_bytes):
+            self._link.publish(topic, self._voice.sealed(topic, encode(part, "f32")))
 
     def _finish(self) -> None:
         """The plan is done; whoever lacks a receipt is waited for."""

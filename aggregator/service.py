@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,8 +71,8 @@ class Service:
         bundles: the fleet's bundle, those that it extends, and one for each further backbone that devices may have.
         address: of the broker.
         store: where the run is held, a file or a server; made when absent, resumed when not.
-        patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
-            the plan.
+        patience_s: how long the broker may be absent at the start, and for a worker the store's server; None for 60 s,
+            and for ever where there is no end of the plan, or for a worker.
         take_over: end another aggregator that serves this fleet, instead of refusing.
         new_run: go on from the store as a new run: for a store from a backup.
         metrics: host and port to serve metrics on; None for nowhere.
@@ -92,6 +93,7 @@ class Service:
     worker: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
     _counts: Counts = field(default_factory=Counts)
+    _crew: Crew | None = None
     _told: dict[str, Any] = field(default_factory=dict)  # the newest summary
 
     def __post_init__(self) -> None:
@@ -109,7 +111,8 @@ class Service:
             LinkError: when there is no broker, it refuses us, or another aggregator serves this fleet.
             StoreError, UsageError: when the disk refuses, or the store is another fleet's or bundle's.
         """
-        away = Away()
+        patience_s = math.inf if self.patience_s is None else self.patience_s
+        away, manager = Away(patience_s if self.worker else 0.0), ServiceManager()
         while True:
             try:
                 return self._serve(listener, on_summary, away)
@@ -118,6 +121,8 @@ class Service:
                 if wait_s is None:
                     raise
                 listener(StoreAway(str(error), wait_s))
+                manager.ready()  # it waits, as for a broker
+                manager.alive()
                 if self._stopping.wait(wait_s):
                     return self._told
 
@@ -128,7 +133,9 @@ class Service:
         if not self.worker:
             with DurableStore(*whose, extends=roster.shorter) as store:
                 return self._lead(store, listener, on_summary, away)
-        return Crew(whose, roster.shorter, self.settings, self._stopping).serve(
+        if self._crew is None:
+            self._crew = Crew(whose, roster.shorter, self.settings, self._stopping)
+        return self._crew.serve(
             lambda store: self._lead(store, listener, on_summary, away),
             lambda store: self._worker(store, listener, away),
             lambda: self._told,
@@ -153,9 +160,9 @@ class Service:
     def _lead(self, store: DurableStore, listener: Listener, on_summary: OnSummary, away: Away) -> dict[str, Any]:
         roster, first = self._roster, self._roster.bundle
         away.opened()
-        if self.new_run:
+        is_new_run, self.new_run = self.new_run, False
+        if is_new_run:
             store.begin_new_run()
-            self.new_run = False
         core = self._core(store)
         sharing = None
         if isinstance(store, SharedStore):
@@ -198,6 +205,7 @@ class Service:
             patience_s=self.patience_s,
             signer=self._signer,
             take_over=self.take_over,
+            is_new_run=is_new_run,
             stopping=self._stopping,
             manager=ServiceManager(),
             each_turn=lambda: self._turned(core, metrics),
@@ -255,7 +263,7 @@ def settle(
     seed: int = 0,
     min_samples: int = 1,
     max_samples: int = MAX_SAMPLES,
-    max_share: float = 0.5,
+    max_share: float | None = None,
     suspects: str = "leave-out",
     vouch: Sequence[str] = (),
     ridge: float | str | None = None,
@@ -282,7 +290,7 @@ def settle(
     """
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
-        of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        of_rounds |= {"--max-share": max_share is not None, "--min-clients": min_clients != 1}
         of_rounds |= {"--suspects": suspects != "leave-out", "--vouch": bool(vouch)}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
@@ -300,7 +308,11 @@ def settle(
     if helper is not None:
         least = check_least(LEAST if least is None else least)
         min_clients = max(min_clients, least)
-        of_single = {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--suspects": suspects != "leave-out"}
+        of_single = {
+            "--rule": rule != "mean",
+            "--max-share": max_share is not None,
+            "--suspects": suspects != "leave-out",
+        }
         _check_blinded(of_single | {"--min-samples": min_samples != 1, "--vouch": bool(vouch)}, when_new)
     return Settings(
         method=None if method is None else find_method(method).name,
@@ -322,7 +334,7 @@ def settle(
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "int32", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
-        max_share=_between("--max-share", max_share, 0.01, 1.0),
+        max_share=None if max_share is None else _between("--max-share", max_share, 0.01, 1.0),
         suspects=_suspects(suspects),
         vouched=_vouched(vouch, suspects),
         hyper=_solved_with(ridge=ridge, form=form),

@@ -59,7 +59,7 @@ class Settings:
     sums_encoding: Encoding = "f64"
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
-    max_share: float = 0.5
+    max_share: float | None = None
     suspects: Suspects = "leave-out"
     vouched: tuple[str, ...] = ()
     hyper: Mapping[str, Value] = field(default_factory=dict)

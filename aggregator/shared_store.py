@@ -31,6 +31,9 @@ class SharedStore(DurableStore):
     Args:
         path: a server's URL.
         leads: whether this is the one that opens and closes rounds.
+        settings: a digest of what decides which contributions are taken; every commit is conditional on that being the
+            leader's.
+        anew: whether, of who leads, other settings than were in force may be.
 
     Attributes:
         standing_beside: what stands, as several processes take it.
@@ -38,15 +41,24 @@ class SharedStore(DurableStore):
 
     Raises:
         InUseError: `leads`, and another process does.
-        StoreError, UsageError: as `DurableStore`; and when it is a file, or of another release's version.
+        StoreError, UsageError: as `DurableStore`; and when it is a file, of another release's version, or other
+            settings are in force than these, which every transaction of one that does not lead finds out, too.
     """
 
     shared = True
 
     def __init__(
-        self, path: AnyPlace, bundle: bytes, fleet: str, *, extends: Collection[bytes] = (), leads: bool
+        self,
+        path: AnyPlace,
+        bundle: bytes,
+        fleet: str,
+        *,
+        extends: Collection[bytes] = (),
+        leads: bool,
+        settings: str = "",
+        anew: bool = True,
     ) -> None:
-        self._claims, self._bundle = leads, bundle
+        self._claims, self._bundle, self._settings, self._anew = leads, bundle, settings, anew
         super().__init__(path, bundle, fleet, extends=extends)
         self.standing = self.standing_beside = SharedStandingTables(self._members)
         self.based_on = self.changes()
@@ -55,7 +67,11 @@ class SharedStore(DurableStore):
         where = place_of(path)
         if not isinstance(where, PostgresPlace):
             raise UsageError("--worker", expected="--store postgresql://…, which several can work on", got=where)
-        self._members: Leader | Member = Leader(where, KIND) if self._claims else Member(where, KIND)
+        self._members: Leader | Member = (
+            Leader(where, KIND, self._settings, anew=self._anew)
+            if self._claims
+            else Member(where, KIND, self._settings)
+        )
         return self._members
 
     def _check_claims(self) -> None:

@@ -185,7 +185,7 @@ class StandingCoordinator(Core):
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
-        """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
+        """A device's birth or death; whether it changed who is online. What is no status is counted and answered."""
         message = self._read_status(device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return False

@@ -17,7 +17,12 @@ from contract.messages import Contribution
 from contract.methods import method
 from contract.statistics import Statistic
 
-__all__ = ["standing_suspects"]
+__all__ = ["standing_suspects", "sums_stand"]
+
+
+def sums_stand(db: Connection) -> bool:
+    """Whether a store is one of sums that stand."""
+    return db.execute("SELECT 1 FROM meta WHERE name = 'standing'").fetchone() is not None
 
 
 def standing_suspects(db: Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:

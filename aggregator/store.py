@@ -36,16 +36,16 @@ from aggregator.database import AnyPlace, Connection, Database, each, open_datab
 from aggregator.database import as_written as written_in
 from aggregator.drift import DriftTable
 from aggregator.enrolment_store import EnrolmentTables
-from aggregator.findings import findings_of, put_findings
+from aggregator.findings import findings_of, put_findings, verdicts
 from aggregator.outliers import Finding, Screening
 from aggregator.policy_words import PolicyWords
 from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import COUNT, KIND, MADE_AT, PUT_GLOBAL, draw_run
-from contract.accuracy import SHARES, Accuracy
+from contract.accuracy import COUNTS, SHARES, Accuracy
 from contract.errors import UsageError
-from contract.messages import MAX_ROUND, Contribution, GlobalPart
+from contract.messages import MAX_ROUND, Contribution, GlobalPart, Receipt
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
@@ -66,6 +66,7 @@ __all__ = [
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 KEEP_BYTES = 256 << 20
+_FIGURES = ("samples", *SHARES, *COUNTS)  # columns of the table `accuracy`
 KEEP_ROUNDS = 1_000  # of which accuracy is kept, and which a summary lists
 _PART_BYTES = 1 << 26
 _CLOSING = "round that is being closed"  # in `meta`
@@ -172,6 +173,7 @@ class Store(Protocol):
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
     def findings(self, *, after: int = 0) -> dict[int, list[dict[str, str]]]: ...
+    def verdicts(self) -> dict[str, Receipt]: ...
     def refusals(self, round: int) -> list[str]: ...
     def tallies(self) -> dict[tuple[int, str], int]: ...
     def unassigned(self) -> dict[str, int]: ...
@@ -327,11 +329,12 @@ class DurableStore:
 
     def keep_accuracy(self, told: Sequence[Told]) -> None:
         """Make durable what devices said of their accuracy; the first word of a device on a round stands."""
-        rows = [(t.round, t.device, t.accuracy.samples, *(getattr(t.accuracy, n) for n in SHARES)) for t in told]
+        rows = [(t.round, t.device, *(getattr(t.accuracy, name) for name in _FIGURES)) for t in told]
+        places = ", ".join("?" * (2 + len(_FIGURES)))
         with self._transaction():
             self._db.executemany(
-                "INSERT INTO accuracy (round, device, samples, all_classes, own_classes, shipped, alone)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (round, device) DO NOTHING",
+                f"INSERT INTO accuracy (round, device, {', '.join(_FIGURES)})"
+                f" VALUES ({places}) ON CONFLICT (round, device) DO NOTHING",
                 rows,
             )
 
@@ -339,11 +342,10 @@ class DurableStore:
         """What devices said of their accuracy after `round`, by device."""
         with self._disk():
             rows = self._db.execute(
-                "SELECT device, samples, all_classes, own_classes, shipped, alone FROM accuracy WHERE round = ?"
-                " ORDER BY device",
+                f"SELECT device, {', '.join(_FIGURES)} FROM accuracy WHERE round = ? ORDER BY device",
                 (round,),
             ).fetchall()
-        return {device: Accuracy(*figures) for device, *figures in rows}
+        return {device: Accuracy(**dict(zip(_FIGURES, figures, strict=True))) for device, *figures in rows}
 
     def accuracy_since(self, last: int) -> tuple[int, set[int]]:
         """A number to ask with the next time, and the rounds that something was said of since it was `last`."""
@@ -479,6 +481,11 @@ class DurableStore:
         """What spoke against devices when rounds with a number above `after` closed, by round, for JSON."""
         with self._disk():
             return findings_of(self._db, after=after)
+
+    def verdicts(self) -> dict[str, Receipt]:
+        """What devices that were left out of a round are told, by name; see `aggregator/findings.py`."""
+        with self._disk(), as_written(self._file.path):
+            return verdicts(self._db, self._run)
 
     def refusals(self, round: int) -> list[str]:
         """The devices whose contribution to `round` was rejected."""

@@ -90,11 +90,19 @@ CREATE TABLE IF NOT EXISTS blinded_sum (round INTEGER NOT NULL, method TEXT PRIM
 CREATE TABLE IF NOT EXISTS policy_word (device TEXT PRIMARY KEY, word TEXT NOT NULL,
     told_at REAL NOT NULL) WITHOUT ROWID
 """  # IF NOT EXISTS: some of version 3 had some of them before it was released
+_VERSION_5 = """
+ALTER TABLE accuracy ADD COLUMN among_own REAL;
+ALTER TABLE accuracy ADD COLUMN shipped_among_own REAL;
+ALTER TABLE accuracy ADD COLUMN alone_among_own REAL;
+ALTER TABLE accuracy ADD COLUMN own_samples INTEGER;
+ALTER TABLE accuracy ADD COLUMN classes INTEGER;
+ALTER TABLE accuracy ADD COLUMN own INTEGER
+"""
 KIND = Kind(
     "store",
     "--store",
     application_id=0x50464147,  # "PFAG"
-    steps=(_VERSION_2, _VERSION_3, _VERSION_4),
+    steps=(_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5),
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
     writer="an aggregator",
 )

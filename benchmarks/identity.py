@@ -31,7 +31,7 @@ from identity_world import FLEET, RUN, NotYet, Part, World, happens, small_bundl
 from aggregator.broken_message import digest_of
 from contract import topics
 from contract.bundle import read_bundle
-from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Receipt, Status
+from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Receipt, Rival, Status
 from contract.methods import method
 from contract.signed import Keyring, Signer
 from contract.wire import decode, encode
@@ -165,9 +165,12 @@ def replayed_receipt(w: World) -> bool:
 
 
 def forged_birth(w: World) -> bool:
-    """A second process of the device's name seems to run: the device ends."""
+    """A process of the device's name seems to have run for longer, and answers the device: the device ends."""
     _, device, _ = _standing(w)
-    w.attacker.publish(topics.status(FLEET, "a"), Status(True, b"hostile!", 9), retain=True)
+    topic = topics.status(FLEET, "a")
+    until(lambda: w.attacker.all_of(topic, Status))
+    meant = Rival(w.attacker.all_of(topic, Status)[-1][1].instance, 2**32 - 1, 9)
+    w.attacker.publish(topic, Status(True, b"hostile!", 9, rival=meant), retain=True)
     return happens(lambda: device.ended, 4.0)
 
 

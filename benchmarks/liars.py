@@ -144,6 +144,7 @@ def round_of(
     rule: Rule = "mean",
     guard: Guard = "ours",
     vouched: Collection[str] = (),
+    max_share: float | None = None,
 ) -> tuple[float, set[str], set[str]]:
     """Accuracy after one round of these statistics, who was refused or left out, and who was suspected."""
     found, shape = method_of(name), next((s.classes, s.width) for s in sent.values())
@@ -153,7 +154,7 @@ def round_of(
         if arrived is not None:
             taken[device] = arrived
     messages: Callable[[], Iterator[tuple[str, Contribution]]] = lambda: iter(taken.items())  # noqa: E731
-    result = guarded(found, messages, hyper, shape, rule, guard, vouched)
+    result = guarded(found, messages, hyper, shape, rule, guard, vouched, max_share)
     state = next_global(GlobalState(RUN, 0, 0), found, result.merged, round=1, hyper=hyper)
     answer = found.shared_answers(state, *shape, hyper)[found.way]
     right = float((answer(test[0].astype(np.float32)) == test[1]).mean())
@@ -169,13 +170,14 @@ def guarded(
     rule: Rule,
     guard: Guard,
     vouched: Collection[str] = (),
+    max_share: float | None = None,
 ) -> Result:
     """What a round comes to: as it is, within the bounds on length and weight alone, or as production merges it."""
     if guard == "as it is":
         merged = found.merge(lambda: (m.statistic(found.statistic, *shape) for _, m in messages()), rule, hyper)
         return Result(merged, (), "", "")
     suspects: Suspects = "ignore" if guard == "bounds" else "leave-out"
-    how = Screening(suspects=suspects, vouched=tuple(vouched))
+    how = Screening(max_share, suspects, tuple(vouched))
     options: dict[str, Any] = {"classes": shape[0], "width": shape[1], "rule": rule}
     return merge_round(found, messages, traits_of(found, messages, hyper), hyper, how=how, **options)
 

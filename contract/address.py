@@ -2,18 +2,32 @@
 
 Everything about them that can be wrong is found when a command starts, in one line. They are read again for each
 connection, so that a certificate can be renewed under a process that runs.
+
+A URL is read by one pattern, strictly: user and password stand before the last @, and hold no / ? # nor white space but
+as %XX. A password with one of them would be read as a host or a port, looked up in the DNS, and printed. What does not
+match is told by its length alone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from dataclasses import dataclass, replace
-from urllib.parse import unquote, urlsplit
+from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
 
 from contract.errors import UsageError
+from contract.terminal import undisclosed
 
 __all__ = ["Address"]
+
+_URL = re.compile(
+    r"(?i:mqtt(?P<tls>s?))://"
+    r"(?:(?P<user>[^:/?#\s\x00-\x1f\x7f]*)(?::(?P<password>[^/?#\s\x00-\x1f\x7f]*))?@)?"
+    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w-]{1,63}(?:\.[\w-]{1,63})*\.?))"
+    r"(?::(?P<port>[0-9]{0,5}))?/?"
+)
+_EXPECTED = "mqtt://host[:port] or mqtts://host[:port], in user and password / ? # as %XX"
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class Address:
     port: int
     tls: bool = False
     user: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -52,24 +66,17 @@ class Address:
             UsageError: when it is not such a URL, or a certificate file is missing, unreadable, of no use without
                 another, or given for a connection that is not encrypted.
         """
-        expected = "mqtt://host[:port] or mqtts://host[:port]"
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            raise UsageError("broker", expected=expected, got=url) from None
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/"):
-            raise UsageError("broker", expected=expected, got=url, hint="mqtt://127.0.0.1:1883")
-        tls = parts.scheme == "mqtts"
-        user, password = (unquote(text) if text else None for text in (parts.username, parts.password))
-        port = port or (8883 if tls else 1883)
-        address = cls(parts.hostname, port, tls, user, password, ca_file, cert_file, key_file, crl_file)
+        parts = _URL.fullmatch(url)
+        if parts is None or int(parts["port"] or 0) > 65_535:
+            raise UsageError("broker", expected=_EXPECTED, got=undisclosed(url), hint="mqtt://127.0.0.1:1883")
+        tls, host = bool(parts["tls"]), (parts["ipv6"] or parts["host"]).lower()
+        user, password = (unquote(text) if text else None for text in (parts["user"], parts["password"]))
+        port = int(parts["port"] or 0) or (8883 if tls else 1883)
+        address = cls(host, port, tls, user, password, ca_file, cert_file, key_file, crl_file)
         if tls:
             address.tls_context()
         elif ca_file or cert_file or key_file or crl_file:
-            raise UsageError(
-                "a certificate file", expected="mqtts://", got=str(address), hint=f"mqtts://{parts.hostname}"
-            )
+            raise UsageError("a certificate file", expected="mqtts://", got=str(address), hint=f"mqtts://{host}")
         return address
 
     def tls_context(self) -> ssl.SSLContext:

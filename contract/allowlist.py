@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from contract.ed25519 import is_weak
 from contract.errors import UsageError
 from contract.files import read_toml
 from contract.topics import check_device
@@ -33,7 +34,7 @@ def read_allowlist(path: str | os.PathLike[str], option: str = "--devices") -> d
             key = bytes.fromhex(value)
         except (TypeError, ValueError):
             key = b""
-        if len(key) != 32:
+        if len(key) != 32 or is_weak(key):
             raise UsageError(f"{what}: {device}", expected="a public key, 64 hex digits", got=str(value)[:80])
         keys[device] = key
     doubled = len(keys) - len(set(keys.values()))

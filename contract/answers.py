@@ -31,9 +31,17 @@ _WORDS = {
 }
 
 
-def way_in_words(name: str) -> str:
-    """A way of answering for a person, with the name that `--way` takes; a method of one's own has its name alone."""
-    return f"{_WORDS[name]} ({name})" if name in _WORDS else name
+def way_in_words(name: str, *, whose: str = "the fleet's") -> str:
+    """A way of answering for a person, with the name that `--way` takes; a method of one's own has its name alone.
+
+    Args:
+        whose: of whom it is, where that is not the fleet: a device that was left out may answer by what a fleet of it
+            alone would have been given, or of it and those that agree with it.
+    """
+    if name not in _WORDS:
+        return name
+    words = _WORDS[name].replace("the fleet's", whose)
+    return f"{words} ({name})"
 
 
 class Answer(ABC):

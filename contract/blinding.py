@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, UsageError
+from contract.extras import install_command
 from contract.statistics import Rows, Statistic
 
 __all__ = [
@@ -137,7 +138,7 @@ def _pad(seed: bytes, count: int) -> Iterator[tuple[int, Words]]:
         from cryptography.hazmat.primitives.ciphers import Cipher
         from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
     except ModuleNotFoundError:
-        hint = "pip install 'protofleet[security]'"
+        hint = install_command("security")
         raise UsageError("blinded sums", expected="cryptography", got="nothing", hint=hint) from None
     if len(seed) != SEED_BYTES:
         raise StatisticError("blinded sums", expected=f"a seed of {SEED_BYTES} bytes", got=len(seed))

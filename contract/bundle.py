@@ -16,10 +16,11 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
 
 Where only the tail of the network is trained, the step takes the trunk's activations `a0, a1, …` in place of `x`.
 
-Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
-a schema we know, is the signature that of the trusted key, does every member hash to what the manifest says, are the
-weights those the manifest lists, do the graphs read nothing else (`contract/onnx_external.py`). The identity of a
-bundle is the sha256 of the whole file.
+Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members and nothing beside
+them, is its manifest of a schema we know, is the signature that of the trusted key, does every member hash to what the
+manifest says, are the weights those the manifest lists, do the graphs read nothing else and end
+(`contract/onnx_external.py`). What is written is held to the same. The identity of a bundle is the sha256 of the whole
+file.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ import hashlib
 import io
 import os
 import re
+import struct
+import unicodedata
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +47,7 @@ from contract import ed25519
 from contract.errors import BundleError, MethodError
 from contract.files import whole_file
 from contract.methods import METHODS, Head, Method, Value, method
-from contract.onnx_external import check_external, weight_places
+from contract.onnx_external import check_graph, weight_places
 from contract.vectors import VECTORS, Vectors, read_vectors
 
 __all__ = [
@@ -67,6 +70,7 @@ STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+_OPSETS = range(13, 29)  # what a graph's operators can be of; 20 is what is written, 28 the newest there was
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -266,6 +270,7 @@ def write_bundle(
     Raises:
         BundleError: when the parts do not fit each other, or the file cannot be written.
     """
+    _check_manifest(manifest, path)
     _check_params(manifest, params, path)
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
     further: dict[str, bytes | None] = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
@@ -366,6 +371,9 @@ def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
                 members[info.filename] = archive.read(info)
                 if sum(map(len, members.values())) > len(blob):
                     raise BundleError(f"{path}", expected="members that fit the file", got="overlapping ones")
+            if not _fills(blob, archive.infolist()):
+                got, hint = "bytes before, between or after its members", "copying it again"
+                raise BundleError(f"{path}", expected="a zip archive and nothing else", got=got, hint=hint)
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise BundleError(
             f"{path} is not a whole bundle", expected="a zip archive", got=error, hint="copying it again"
@@ -373,6 +381,21 @@ def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
     if "manifest.json" not in members:
         raise BundleError(f"{path} is not a bundle", expected="a member manifest.json", got="none")
     return members
+
+
+def _fills(blob: bytes, members: list[zipfile.ZipInfo]) -> bool:
+    """Whether an archive is its members, one after the other, and its directory: zipfile skips what stands beside them.
+
+    APPNOTE.TXT 4.3.7 (a local header of 30 bytes, with the lengths of name and extra field at 26), 4.3.12 and 4.3.16.
+    """
+    at = 0
+    for info in sorted(members, key=lambda info: info.header_offset):
+        if info.header_offset != at:
+            return False
+        at += 30 + sum(struct.unpack_from("<HH", blob, at + 26)) + info.file_size
+    listed = sum(46 + len(info.filename) + len(info.extra) + len(info.comment) for info in members)
+    signature, size, offset, comment = struct.unpack("<4s8xIIH", blob[-22:])
+    return signature == b"PK\5\6" and (offset, size, comment) == (at, listed, 0) and at + listed + 22 == len(blob)
 
 
 # made once, here: msgspec 0.22 ends the process where two threads are the first to decode a type at the same time
@@ -428,7 +451,12 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
         (len(set(manifest.labels)) == manifest.classes, "labels that differ", "a repeated label"),
         (manifest.features >= 1, "a positive feature width", manifest.features),
         (min(manifest.input_shape) >= 1, "a positive input shape", manifest.input_shape),
+        (not any(map(_unprintable, manifest.labels)), "labels without control characters",
+            next((repr(label) for label in manifest.labels if _unprintable(label)), None)),
         (len(manifest.mean) == len(manifest.std) == channels, f"mean and std for {channels} channels", manifest.mean),
+        (all(map(isfinite, manifest.mean)) and all(0 < std < float("inf") for std in manifest.std),
+            "numbers as mean and positive ones as std", (manifest.mean, manifest.std)),
+        (manifest.opset in _OPSETS, f"opset {_OPSETS[0]} to {_OPSETS[-1]}", manifest.opset),
         (re.fullmatch("([0-9a-f]{64})?", manifest.extractor), "a sha256 of the extractor", manifest.extractor[:80]),
         (
             len({each.name for each in manifest.cut} - set(STEP_INPUTS)) == len(manifest.cut)
@@ -455,6 +483,11 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _unprintable(label: str) -> bool:
+    """Whether a label has a control character, half of a pair, or an end of a line, which no folder's name should."""
+    return any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in label)
 
 
 def _is_extension(manifest: Manifest) -> bool:
@@ -534,10 +567,10 @@ def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object
     backbone = {name: places[name] for name in manifest.weights}
     for name, allowed in {"features.onnx": backbone, "trunk.onnx": backbone, "tail.onnx": backbone}.items():
         if name in members:
-            check_external(members[name], f"{path}: {name}", allowed)
+            check_graph(members[name], f"{path}: {name}", allowed)
     for name in members:
         if name in ("train_step.onnx", *_MICRO) or _FORM.fullmatch(name):
-            check_external(members[name], f"{path}: {name}", {})
+            check_graph(members[name], f"{path}: {name}", {})
 
 
 def _forms(manifest: Manifest) -> dict[str, str]:

@@ -383,7 +383,7 @@ class Connection:
     def _fatal(self, code: int | None, reason: str) -> LinkError | None:
         """Why a connection that ended so is not to be made again."""
         limits = self._limits
-        if code == _TAKEN_OVER:
+        if code == _TAKEN_OVER and limits.echo_topic is None:  # else its owner hears on that topic who it was
             what = f"another client took over the id {limits.client_id}"
             return LinkError(what, hint="an id of its own for each")
         if self._denials >= DENIALS:

@@ -13,7 +13,9 @@ A head answers arg max_c (W z + w)_c for features z (D,), μ_c being class c's m
    the second term being how far class i's own mean leans to its n_i samples. Σ is known from f degrees of freedom only,
    and H was made of the same estimate S, so that with df = tr(HS) (effective degrees of freedom) tr(HΣ) is near
    df / (1 − df/f) and v near δᵀ H S H δ / (1 − df/f)²: the correction that generalised cross-validation makes, here for
-   the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs.
+   the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs,
+   and df at most f / 3 + 2 C (`contract/spectrum.py`: where photos are there twice, the estimate prefers what fits
+   each), unless the covariance is that of means of several photos each, in which a copy is one of them.
    With fewer than `FEW` samples for each class the means are so uncertain that the estimate prefers whatever fits them:
    it chooses badly, by up to six points (decision 101), and the head is the nearest mean instead. Sums that were
    rounded on their way have eigenvalues that are off by ν (`contract/spectrum.py`): ridges with λ below 10 ν are not
@@ -34,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.covariance import WithinClass
-from contract.spectrum import CLEAR_OF_NOISE, RIDGES, divided
+from contract.spectrum import CLEAR_OF_NOISE, RIDGES, divided, least_error, repeated
 
 __all__ = [
     "FEW",
@@ -43,12 +45,14 @@ __all__ = [
     "choose_ridge_within",
     "chosen_in_words",
     "discriminant_head",
+    "doubted_choice",
     "nearest_mean_head",
     "within_ridge_head",
     "without_bias",
 ]
 
 Float64 = NDArray[np.float64]
+SEVERAL = 3  # photos for each degree of freedom, from which a copy is lost in its group's mean
 FEW = 4  # samples for each class, on the average, from which a ridge can be chosen
 
 
@@ -78,12 +82,14 @@ class Discriminant:
         ridges: (R,) the grid.
         error: (R,) estimated share of wrong answers between two classes, mean over pairs.
         freedom: (R,) effective degrees of freedom of each.
+        is_limited: whether a smaller ridge has a tenth less error, but too many degrees of freedom for what is known.
     """
 
     ridge: float
     ridges: Float64
     error: Float64
     freedom: Float64
+    is_limited: bool = False
 
 
 def nearest_mean_head(within: WithinClass) -> LinearHead:
@@ -126,7 +132,8 @@ def within_ridge_head(within: WithinClass, ridge: float | None = None) -> Linear
 
 
 def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES, few: int = FEW) -> Discriminant:
-    """The ridge whose discriminant has the least estimated error; of several within rounding of it, the largest.
+    """The ridge whose discriminant has the least estimated error, of those with df ≤ f / 3 + 2 C; of several within
+    rounding of it, the largest.
 
     Args:
         ridges: (R,) the grid, ascending, above 0.
@@ -144,9 +151,10 @@ def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES, few:
         _pair_error(means, counts, spectrum.values, penalty, df, rest) if rest > 0 else 0.5
         for penalty, df, rest in zip(spectrum.penalties(grid)[:, 0], freedom, left, strict=True)
     ]
-    errors = np.array(error)
-    best = np.flatnonzero(errors <= errors.min() * (1 + 1e-9))[-1]
-    return Discriminant(float(grid[best]), grid, errors, freedom)
+    several = SEVERAL * within.freedom < int(counts.sum()) - len(counts)  # photos in each group: no single one counts
+    least = least_error(error, freedom, np.inf if several else within.freedom, len(counts))
+    assert least is not None  # an estimated error is a half at worst
+    return Discriminant(float(grid[least.place]), grid, np.array(error), freedom, least.is_limited)
 
 
 def chosen_in_words(within: WithinClass, ridge: float | None = None) -> str:
@@ -164,6 +172,12 @@ def chosen_in_words(within: WithinClass, ridge: float | None = None) -> str:
         each = within.counts.sum() / within.present.sum()
         return f"nearest class mean, since {each:.1f} samples a class are too few for a discriminant"
     return "nearest class mean, since nothing tells how features vary within a class"
+
+
+def doubted_choice(within: WithinClass) -> str:
+    """Why the ridge that is chosen may be bad, in one line; empty where nothing speaks against it."""
+    found = choose_ridge_within(within)
+    return repeated(found.ridge) if found.is_limited else ""
 
 
 def without_bias(head: LinearHead, within: WithinClass) -> Float64:

@@ -16,7 +16,17 @@ from typing import Final
 
 from contract.errors import WireError
 
-__all__ = ["ENROL", "ENVELOPE_BYTES", "KEY_BYTES", "KEY_ID_BYTES", "REFUSED", "SIGNATURE_BYTES", "Enrolment", "Signed"]
+__all__ = [
+    "ENROL",
+    "ENVELOPE_BYTES",
+    "KEY_BYTES",
+    "KEY_ID_BYTES",
+    "REFUSED",
+    "SIGNATURE_BYTES",
+    "Enrolment",
+    "Mark",
+    "Signed",
+]
 
 ENROL: Final = "enrol"  # stands for the method in the receipt of an enrolment
 REFUSED: Final = "refused_messages"  # among the figures of a status: came, and were signed by no trusted key
@@ -64,6 +74,27 @@ class Enrolment:
 
     def __post_init__(self) -> None:
         _require(len(self.key) == KEY_BYTES, "public key", f"{KEY_BYTES} bytes", len(self.key))
+        _require(len(self.proof) == SIGNATURE_BYTES, "proof", f"{SIGNATURE_BYTES} bytes", len(self.proof))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The highest number of an announcement that somebody has heard of one key, and that key's own word for it.
+
+    Attributes:
+        key_id: 8 bytes: whose announcement it was, as in `Signed`.
+        issued: its number, 1 to 2^63 - 1.
+        proof: 64 bytes: the key's signature over the fleet's topic and this number (`contract/signed.py`), as the
+            announcement had it. Nobody can tell a number that the key has not given.
+    """
+
+    key_id: bytes
+    issued: int
+    proof: bytes
+
+    def __post_init__(self) -> None:
+        _require(len(self.key_id) == KEY_ID_BYTES, "key id", f"{KEY_ID_BYTES} bytes", len(self.key_id))
+        _require(0 < self.issued < 1 << 63, "mark", "1 to 2^63 - 1", self.issued)
         _require(len(self.proof) == SIGNATURE_BYTES, "proof", f"{SIGNATURE_BYTES} bytes", len(self.proof))
 
 

@@ -14,9 +14,11 @@
     │   └── SignatureError  it is not signed by whom it should be
     ├── PrivacyError    something has left a device that the ε of its owner's policy does not cover
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
+    │   └── SecondProcessError  another process was there first under this device's id
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         ├── InUseError      another process runs on the file
         └── StoreLostError  the server that has it is not there, or not any more
+            ├── StoreAwayError  no server answers, or it lets nobody in yet
             └── LedError        another process leads now on the same store
 
 Each says what was expected, what came instead and what to do next. The front door prints that as one line;
@@ -28,7 +30,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from contract.terminal import printable
+from contract.terminal import printable, without_password
 
 __all__ = [
     "BundleError",
@@ -42,8 +44,10 @@ __all__ = [
     "MethodError",
     "PrivacyError",
     "ProtofleetError",
+    "SecondProcessError",
     "SignatureError",
     "StatisticError",
+    "StoreAwayError",
     "StoreError",
     "StoreLostError",
     "UsageError",
@@ -154,6 +158,12 @@ class LinkError(ProtofleetError):
     """The broker cannot be reached, refused us, or took the session away."""
 
 
+class SecondProcessError(LinkError):
+    """Another process was there first under this device's id. Another start does not mend that."""
+
+    exit_code = 2
+
+
 class StoreError(ProtofleetError):
     """The disk refused: full, read-only, locked, or written by another run."""
 
@@ -164,6 +174,10 @@ class InUseError(StoreError):
 
 class StoreLostError(StoreError):
     """The server that has a store is not there, or not any more: it may be in a minute."""
+
+
+class StoreAwayError(StoreLostError):
+    """No server answers where a store should be, or it starts, stops or recovers, and lets nobody in yet."""
 
 
 class LedError(StoreLostError):
@@ -178,5 +192,5 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def _one_line(text: object, limit: int = 300) -> str:
-    line = printable(" ".join(str(text).split()))
+    line = without_password(printable(" ".join(str(text).split())))
     return line if len(line) <= limit else line[: limit - 1] + "…"

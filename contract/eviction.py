@@ -46,8 +46,10 @@ class Eviction:
         if before is not None and now_s - before > SOON_S:
             self._times, self._was_there = 0, True
 
-    def heard(self, *, strangers_death: bool) -> None:
-        """A status on our own topic: only the first one after a return counts."""
-        if self._listens:
-            self._listens = False
+    def heard(self, *, strangers_death: bool) -> bool:
+        """A status on our own topic: only the first one after a return counts; whether it is of one that threw us
+        out."""
+        counts, self._listens = self._listens, False
+        if counts:
             self._times = self._times + 1 if strangers_death else 0
+        return counts and strangers_death

@@ -161,5 +161,7 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(what, expected="a TOML file", got=error.strerror) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, nested without end
+    except UnicodeDecodeError as error:  # whose own words show bytes of the file
+        raise UsageError(what, expected="TOML", got=f"bytes that are no UTF-8 at {error.start}") from None
+    except (ValueError, RecursionError) as error:  # no TOML, nested without end
         raise UsageError(what, expected="TOML", got=error) from None

@@ -1,7 +1,8 @@
 """Ctrl-C, at any moment, is one line and exit code 130.
 
 While Python loads modules a KeyboardInterrupt can surface anywhere, as a traceback or swallowed by an import's
-clean-up. So a command starts with `leave_at_once`: nothing has been begun, and the process simply ends. What must clean
+clean-up. So a command starts with `leave_at_once`: nothing has been begun, and the process simply ends. A signal that
+a command answers later, and that would end it before, is kept waiting from there on (`hold_back`). What must clean
 up behind itself, processes or half-written files, runs within `interruptible` and gets the KeyboardInterrupt. A library
 that is just being loaded may answer it with an exception of its own; `interruptible` knows what was meant.
 """
@@ -77,14 +78,14 @@ def interruptible(*, terminable: bool = False, once: bool = False) -> Iterator[N
             signal.signal(number, handler)
 
 
-def hold_back() -> None:
-    """Keep Ctrl-C waiting, across an `exec`, until `let_through`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def hold_back(number: signal.Signals = signal.SIGINT) -> None:
+    """Keep a signal waiting, across an `exec`, until `let_through`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
-def let_through() -> None:
+def let_through(number: signal.Signals = signal.SIGINT) -> None:
     """Deliver what was held back."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

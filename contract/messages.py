@@ -38,7 +38,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.envelopes import Enrolment, Signed
+from contract.envelopes import SIGNATURE_BYTES, Enrolment, Mark, Signed
 from contract.errors import StatisticError, WireError
 from contract.fixed_point import FRACTION_BITS, LARGEST_INTEGER, FixedPoint
 from contract.helper_messages import HelperTerms, Opened, Opening, SealedSeed
@@ -55,6 +55,7 @@ __all__ = [
     "Enrolment",
     "GlobalPart",
     "HelperTerms",
+    "Mark",
     "Message",
     "Offer",
     "Opened",
@@ -63,6 +64,7 @@ __all__ = [
     "Receipt",
     "ReceiptStatus",
     "Request",
+    "Rival",
     "SealedSeed",
     "Signed",
     "Standing",
@@ -89,6 +91,7 @@ LEAST_LIMIT_BYTES = 1_024
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
 MAX_SEED_BYTES = 512
+MAX_HEARD = 4  # keys whose numbers a status tells
 
 
 _ARRAYS = ("body", "counts", "triangle", "further", "share")  # of a contribution
@@ -178,6 +181,8 @@ class Announcement:
         epoch: which one this leader is, of the processes that have led this run: a lower one is of a leader that has
             been followed by another; 0 where one process alone can have the store.
         max_samples: for gateways, the most samples that one device may say it has; 0 where that is not told.
+        proof: 64 bytes: the key's word for `issued` alone, which a device hands back as a `Mark`; empty where nothing
+            is signed.
     """
 
     run: bytes
@@ -201,6 +206,7 @@ class Announcement:
     helper: HelperTerms | None = None
     epoch: int = 0
     max_samples: int = 0
+    proof: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -228,6 +234,7 @@ class Announcement:
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
         _require(0 <= self.epoch <= MAX_ROUND, "epoch", f"0 to {MAX_ROUND}", self.epoch)
         _require(0 <= self.max_samples <= MAX_ROUND, "max_samples", f"0 to {MAX_ROUND}", self.max_samples)
+        _require(len(self.proof) in (0, SIGNATURE_BYTES), "proof", f"{SIGNATURE_BYTES} bytes or none", len(self.proof))
 
 
 @dataclass(frozen=True, eq=False)
@@ -560,6 +567,8 @@ class Receipt:
             empty: a device whose contribution has another digest sent that one in vain, but not this one.
         held: for `late` where sums stand, the generation that is held of this device, so that one which has lost its
             state can go on above it; 0 otherwise.
+        counts: of a round that is closed, whether the contribution is in its result; None where nothing is said of it.
+        why: why it is not, in words; empty otherwise.
     """
 
     run: bytes
@@ -570,6 +579,8 @@ class Receipt:
     missing: bytes = b""
     digest: bytes = b""
     held: int = 0
+    counts: bool | None = None
+    why: str = ""
 
     @property
     def refuses_the_device(self) -> bool:
@@ -584,9 +595,32 @@ class Receipt:
         known = ("committed", "duplicate", "late", "rejected", "need-chunks")
         _require(self.status in known, "status", ", ".join(known), self.status)
         _require(len(self.reason) <= MAX_TEXT, "reason", f"at most {MAX_TEXT} characters", len(self.reason))
+        _require(len(self.why) <= MAX_TEXT, "why", f"at most {MAX_TEXT} characters", len(self.why))
         _require(
             len(self.missing) <= MAX_CHUNKS // 8 + 1, "missing", "a bitmap of at most 65535 bits", len(self.missing)
         )
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another process under a device's id, as the one says that it has turned away, or that has turned it away.
+
+    Attributes:
+        instance: of the process that is meant.
+        age_s: for how long the one that says so has been there.
+        boot, board: what the process that is meant has said of itself.
+    """
+
+    instance: bytes
+    age_s: int
+    boot: int
+    board: str = ""
+
+    def __post_init__(self) -> None:
+        _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
+        _require(0 <= self.age_s <= MAX_ROUND, "age", f"0 to {MAX_ROUND} s", self.age_s)
+        _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
+        _require(len(self.board) <= MAX_TEXT, "board", f"at most {MAX_TEXT} characters", len(self.board))
 
 
 @dataclass(frozen=True)
@@ -603,6 +637,9 @@ class Status:
         issued: of a birth that is signed, higher than in any that the same key signed before, so that an old one that
             is sent again is known; of an aggregator's last will, which of the process's connections it is of; 0
             elsewhere.
+        heard: the highest numbers of announcements that this device has heard, one of each key that it trusts, in the
+            order of their ids.
+        rival: another process under the same id, which this one answers: who comes later leaves; None for none.
     """
 
     online: bool
@@ -612,9 +649,14 @@ class Status:
     versions: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     issued: int = 0
+    heard: tuple[Mark, ...] = ()
+    rival: Rival | None = None
 
     def __post_init__(self) -> None:
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
+        _require(len(self.heard) <= MAX_HEARD, "heard", f"at most {MAX_HEARD} numbers", len(self.heard))
+        rising = all(one.key_id < two.key_id for one, two in itertools.pairwise(self.heard))
+        _require(rising, "heard", "rising keys", "others")
         _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
         _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
         _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))

@@ -17,6 +17,7 @@ from contract import topics
 from contract.errors import WireError
 
 __all__ = [
+    "APART",
     "DIGEST_BYTES",
     "MAX_BUNDLE_BYTES",
     "MAX_PIECES",
@@ -113,6 +114,9 @@ class Piece:
         _require(0 <= self.offset <= _MAX_NUMBER, "offset", f"0 to {_MAX_NUMBER}", self.offset)
         end = self.offset + len(self.data)
         _require(len(self.data) > 0 and end <= MAX_BUNDLE_BYTES, "piece", "1 byte or more, up to 2^31", end)
+
+
+APART: Final = "apart"  # among the versions of a status: why the device takes no part in what is announced
 
 
 def bundle_tag(version: int, sha256: bytes) -> str:

@@ -1,14 +1,18 @@
-"""What an ONNX graph would read from outside its own bytes, found without the onnx package.
+"""What an ONNX graph would read from outside its own bytes, and what of it may never end, found without onnx.
 
 An ONNX tensor can say that its numbers lie in a file, at any path, and a runtime then reads that file: a graph that a
 device trusts could turn the device's files into features. So every graph of a bundle is walked before anything opens
-it. `check_external` goes through the protobuf bytes and looks at every tensor there is: initializers, sparse ones,
-attributes of nodes, nested subgraphs, functions, training information. A tensor may lie outside only where the caller
-lists it, as a top-level initializer of the listed shape, in the bundle's own `params.safetensors`, at its own place.
+it. `check_graph` goes through the protobuf bytes and looks at every tensor there is: initializers, sparse ones,
+attributes of nodes. A tensor may lie outside only where the caller lists it, as an initializer of the listed shape, in
+the bundle's own `params.safetensors`, at its own place.
+
+An operator that has a graph inside (If, Loop, Scan) may run without end, and functions of which each calls the next one
+twice are 2^28 after 28 of them, as soon as a runtime opens the graph. The exporter writes neither, so both are refused,
+training information with them, and more than `MAX_NODES` nodes. A run then runs each node once.
 
 The walk knows the few fields of onnx.proto3 that lead to tensors and skips the rest by its length. It is stricter than
-protobuf: no group, no nesting beyond `MAX_DEPTH`, exactly one graph, and either mark of an outside tensor (its location
-flag, or an entry of external data) is enough. Time grows with the number of fields, memory with the depth alone.
+protobuf: no group, exactly one graph, and either mark of an outside tensor (its location flag, or an entry of external
+data) is enough. Time grows with the number of fields.
 """
 
 from __future__ import annotations
@@ -20,22 +24,24 @@ from typing import NoReturn
 
 from contract.errors import BundleError
 
-__all__ = ["WEIGHTS_MEMBER", "Place", "check_external", "external_weights", "weight_places"]
+__all__ = ["MAX_NODES", "WEIGHTS_MEMBER", "Place", "check_graph", "external_weights", "weight_places"]
 
 WEIGHTS_MEMBER = "params.safetensors"
-MAX_DEPTH = 64
+MAX_NODES = 65_536
 _MAX_ENTRIES = 64
 _MAX_TEXT_BYTES = 4096
 
 # message → field number → message that stands there; only what can lead to a tensor (onnx.proto3, IR versions 3 to 12)
 _LEADS: Mapping[str, Mapping[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
+    "model": {7: "graph"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
     "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "attribute": {5: "tensor", 10: "tensor", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
+}
+_BARRED: Mapping[str, Mapping[int, str]] = {
+    "model": {20: "training information", 25: "a function"},
+    "attribute": {6: "an operator with a graph inside", 11: "an operator with graphs inside"},
 }
 _DIMS, _DATA_TYPE, _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
 _FLOAT = 1
@@ -75,8 +81,8 @@ class _Malformed(ValueError):
     """The bytes are no protobuf message."""
 
 
-def check_external(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
-    """Refuse a graph that would read anything but the listed tensors.
+def check_graph(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
+    """Refuse a graph that would read anything but the listed tensors, or that may never end.
 
     Args:
         graph: an ONNX model.
@@ -84,7 +90,8 @@ def check_external(graph: bytes, what: str, allowed: Mapping[str, Place]) -> Non
         allowed: float32 initializers that may lie in `params.safetensors`, by name.
 
     Raises:
-        BundleError: naming the first tensor that lies elsewhere, or saying that the bytes are no ONNX model.
+        BundleError: naming the first tensor that lies elsewhere, or what may never end, or saying that the bytes are
+            no ONNX model.
     """
     if graph[4:8] == b"ORTM":  # ONNX Runtime would take these bytes for its own format, which is not walked here
         raise BundleError(what, expected="an ONNX model", got="ONNX Runtime's own format")
@@ -95,24 +102,28 @@ def check_external(graph: bytes, what: str, allowed: Mapping[str, Place]) -> Non
 
 
 def _walk(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
-    graphs, seen = 0, set[str]()
+    graphs, nodes, seen = 0, 0, set[str]()
     path = ["model"]  # the messages that we are in, and beside it how far each of them has been read
     left = [_fields(memoryview(graph))]
-    while left:  # a stack of its own: a graph of a million levels must not be a recursion of as many
+    while left:
         found = next(left[-1], None)
         if found is None:
             left.pop()
             path.pop()
             continue
         number, value = found
-        lead = _LEADS[path[-1]].get(number)
-        if lead is None or not isinstance(value, memoryview):
+        if not isinstance(value, memoryview):
             continue
-        graphs += len(path) == 1 and lead == "graph"
+        if barred := _BARRED.get(path[-1], {}).get(number):
+            _refuse(what, "operators that end: no If, Loop or Scan, and no functions", barred)
+        lead = _LEADS[path[-1]].get(number)
+        if lead is None:
+            continue
+        graphs, nodes = graphs + (lead == "graph"), nodes + (lead == "node")
+        if nodes > MAX_NODES:
+            _refuse(what, f"at most {MAX_NODES:,} nodes", "more")
         if lead == "tensor":
             _check_tensor((*path, lead), value, what, allowed, seen)
-        elif len(path) == MAX_DEPTH:
-            raise _Malformed(f"messages nested more than {MAX_DEPTH} deep")
         else:
             path.append(lead)
             left.append(_fields(value))
@@ -191,9 +202,7 @@ def _kind(path: tuple[str, ...]) -> str:
         return "initializer"
     if "sparse" in path:
         return "sparse initializer" if path[-3] == "graph" else "sparse attribute"
-    if path[-2] == "attribute":
-        return "attribute of a function" if "function" in path else "attribute"
-    return "initializer of a nested graph"
+    return "attribute"
 
 
 # ── protobuf ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,9 @@ diagonal, so that one setting serves any number of samples; the paper's λ = 0 i
 
 1. `contract/spectrum.py` takes A's eigenvalues s and eigenvectors V, once; every ridge is cheap from there. Where the
    ridge is given, the equations are solved as they stand (`solved_directly`).
-2. `choose_ridge` picks the ridge with the least generalised cross-validation (Golub, Heath, Wahba, Technometrics 1979),
+2. `choose_ridge` picks the ridge with the least generalised cross-validation (Golub, Heath, Wahba, Technometrics 1979)
+   among those with df(λ) ≤ N / 3 + 2 C, since repeated photos reward a head that fits single ones
+   (`contract/spectrum.py`),
 
        GCV(λ) = (R(λ) / N) / (1 − df(λ) / N)²,
 
@@ -39,7 +41,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
-from contract.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided, solved_directly
+from contract.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided, least_error, solved_directly
 from contract.statistics import FeatureGram
 
 __all__ = [
@@ -74,6 +76,7 @@ class RidgeChoice:
         ridges: (R,) the grid.
         criterion: (R,) GCV of each, above 0; infinite where it means nothing.
         freedom: (R,) effective degrees of freedom of each.
+        is_limited: whether a smaller ridge has a tenth less GCV, but too many degrees of freedom for so many samples.
     """
 
     ridge: float
@@ -81,6 +84,7 @@ class RidgeChoice:
     ridges: Float64
     criterion: Float64
     freedom: Float64
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +125,7 @@ def solve(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *,
 def choose_ridge(
     spectrum: Spectrum, cross: ArrayLike, counts: ArrayLike, *, noised: bool = False, ridges: ArrayLike = RIDGES
 ) -> RidgeChoice:
-    """The ridge with the least GCV; of several within rounding of it, the largest.
+    """The ridge with the least GCV of those with df ≤ N / 3 + 2 C; of several within rounding of it, the largest.
 
     Args:
         spectrum: of A.
@@ -134,12 +138,12 @@ def choose_ridge(
     samples = float(np.sum(counts))
     floor = spectrum.noise / spectrum.scale if spectrum.scale > 0 else 0.0
     criterion = np.where(grid >= CLEAR_OF_NOISE * floor, _gcv(spectrum, cross, samples, grid), np.inf)
-    freedom, least = spectrum.freedom(grid), float(criterion.min())
+    freedom = spectrum.freedom(grid)
     noised = noised or floor > NOISED
-    if noised or not np.isfinite(least):
+    least = None if noised else least_error(criterion, freedom, samples, int(np.count_nonzero(counts)))
+    if least is None:
         return RidgeChoice(max(FIXED, floor), "noised" if noised else "flat", grid, criterion, freedom)
-    best = np.flatnonzero(criterion <= least * (1 + 1e-9))[-1]
-    return RidgeChoice(float(grid[best]), "gcv", grid, criterion, freedom)
+    return RidgeChoice(float(grid[least.place]), "gcv", grid, criterion, freedom, least.is_limited)
 
 
 def solve_head(gram: FeatureGram, ridge: Ridge) -> Float64:

@@ -11,6 +11,7 @@ to sign answers. Its public file is the two public ones, 64 bytes in hex: for th
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import cbor2
 
+from contract import ed25519
 from contract.blinding import MOST_DEVICES
 from contract.errors import UsageError, WireError
+from contract.extras import install_command
+from contract.files import whole_file
 from contract.helper_messages import SealedSeed
 from contract.messages import Announcement
 
@@ -143,10 +147,12 @@ def make_helper_key(path: Path) -> None:
     secret = os.urandom(_KEY_BYTES)
     public = _keys_of(secret).public
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret.hex() + "\n")
-        path.with_name(path.name + ".pub").write_text((public.seal + public.sign).hex() + "\n")
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        with whole_file(path.with_name(path.name + ".pub")) as file:
+            file.write((public.seal + public.sign).hex().encode() + b"\n")
+        with whole_file(path, private=True) as file:
+            file.write(secret.hex().encode() + b"\n")
     except OSError as error:
         raise UsageError(f"--key {path}", expected="a path for a new file", got=error.strerror) from None
 
@@ -168,8 +174,25 @@ def read_helper_public(path: str | os.PathLike[str], option: str) -> HelperPubli
         UsageError: there is none, or it is none.
     """
     expected = "a helper's public key: 64 bytes in hex"
-    raw = _read(path, option, 2 * _KEY_BYTES, expected, "the .pub file beside the helper's key")
-    return HelperPublic(raw[:_KEY_BYTES], raw[_KEY_BYTES:])
+    hint = "the .pub file beside the helper's key"
+    raw = _read(path, option, 2 * _KEY_BYTES, expected, hint)
+    found = HelperPublic(raw[:_KEY_BYTES], raw[_KEY_BYTES:])
+    if _is_weak(found.seal) or ed25519.is_weak(found.sign):
+        got = "a point for which everybody has the other half"
+        raise UsageError(f"{option} {os.fspath(path)}", expected=expected, got=got, hint=hint)
+    return found
+
+
+def _is_weak(key: bytes) -> bool:
+    """Whether what is agreed with an X25519 key does not depend on the other side's (RFC 7748, 6.1)."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    needed()
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return True
+    return False
 
 
 def _read(path: str | os.PathLike[str], option: str, size: int, expected: str, hint: str) -> bytes:
@@ -213,7 +236,7 @@ def needed() -> Suite:
     try:
         from cryptography.hazmat.primitives import hpke
     except ImportError:
-        hint = "pip install --upgrade 'protofleet[security]'"
+        hint = install_command("security", "--upgrade", "cryptography")
         raise UsageError(
             "blinded rounds", expected="cryptography with HPKE, 50 or newer", got="none", hint=hint
         ) from None

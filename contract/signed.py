@@ -4,6 +4,8 @@ What is signed is `protofleet signed v2`, a zero byte, the topic, a zero byte, a
 the fleet, the device and the direction, so a message holds nowhere but where it was published. A signature is of fixed
 length and, with one key, of fixed value: the same message on the same topic has the same bytes again.
 
+An announcement's number is signed by itself, too, so that a device can hand it back without the announcement.
+
 The library is loaded when a key is first used, and its absence is one line.
 """
 
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from contract import ed25519
-from contract.envelopes import KEY_ID_BYTES, Enrolment, Signed
+from contract.envelopes import KEY_ID_BYTES, Enrolment, Mark, Signed
 from contract.errors import SignatureError
 from contract.messages import Message
 from contract.wire import decode, encode
@@ -23,6 +25,7 @@ __all__ = ["Keyring", "Signer", "enrolment_of", "inside", "invitation_key", "key
 
 _SIGNED: Final = b"protofleet signed v2\0"
 _INVITED: Final = b"protofleet invitation v2\0"
+_NUMBERED: Final = b"protofleet number v2\0"
 _ENROLS: Final = b"protofleet enrolment v2\0"
 
 
@@ -53,6 +56,10 @@ class Signer:
     def signature(self, topic: str, payload: bytes) -> bytes:
         """64 bytes: of `payload` on this topic."""
         return self.raw(_said(topic, payload))
+
+    def mark(self, topic: str, issued: int) -> Mark:
+        """That this key has given an announcement on this topic that number."""
+        return Mark(self.key_id, issued, self.raw(_numbered(topic, issued)))
 
     def raw(self, said: bytes) -> bytes:
         """64 bytes: the signature of these very bytes."""
@@ -97,6 +104,11 @@ class Keyring:
             raise SignatureError("signature", expected=expected, got="another", known=True)
         return signed.payload
 
+    def gave(self, mark: Mark, topic: str) -> bool:
+        """Whether one of these keys has given an announcement on this topic that number."""
+        key = self._keys.get(mark.key_id)
+        return key is not None and ed25519.holds(key, mark.proof, _numbered(topic, mark.issued))
+
 
 def inside(payload: bytes) -> Message:
     """The message in `payload`, or in the signed message there, whose signature is not looked at: for what was checked
@@ -137,3 +149,7 @@ def _enrols(fleet: str, device: str, public_key: bytes) -> bytes:
 
 def _said(topic: str, payload: bytes) -> bytes:
     return _SIGNED + topic.encode() + b"\0" + payload
+
+
+def _numbered(topic: str, issued: int) -> bytes:
+    return _NUMBERED + topic.encode() + b"\0" + issued.to_bytes(8, "big")

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from contract.ed25519 import SECURITY
+from contract.ed25519 import is_weak
 from contract.errors import UsageError
+from contract.extras import install_command
 
 __all__ = ["read_private_key", "read_public_key", "read_public_keys"]
 
@@ -31,12 +32,13 @@ def read_private_key(path: str, option: str = "--sign") -> bytes:
     """
     what = f"{option} {path}"
     raw, key = _read(path, what, "a key file", _PRIVATE, _private_from_pem)
-    if key is None:
+    if key is None or not any(key):  # a power cut may leave a file of zeros
+        got = f"{len(raw)} bytes of something else" if raw.strip(b"\0") else f"{len(raw)} bytes, all of them zero"
         raise UsageError(
             what,
             expected="an Ed25519 private key: raw, hex or PEM",
-            got=f"{len(raw)} bytes of something else",
-            hint=f"openssl genpkey -algorithm ed25519 -out {path}",
+            got=got if raw else "an empty file",
+            hint="a copy of it; a new one (openssl genpkey -algorithm ed25519) has to be trusted, or enrolled, first",
         )
     return key
 
@@ -54,7 +56,7 @@ def read_public_key(path: str, option: str = "--trust") -> bytes:
     _, key = _read(path, what, "a public key file", _PUBLIC, _public_from_pem)
     if key is None:
         raise UsageError(what, expected="an Ed25519 public key: raw, hex or PEM", got="something else")
-    return key
+    return _strong(key, what)
 
 
 def read_public_keys(paths: str | Iterable[str], option: str = "--trust") -> tuple[bytes, ...]:
@@ -77,18 +79,24 @@ def _public_keys(path: str, option: str) -> list[bytes]:
     if blocks and b"".join(blocks) != raw:
         raise UsageError(what, expected="public keys one after the other", got="something else beside them")
     if len(blocks) > 1:
-        return [_from_pem(block, what, _public_from_pem) for block in blocks]
+        return [_strong(_from_pem(block, what, _public_from_pem), what) for block in blocks]
     lines = raw.split()
     if len(lines) > 1 and all(re.fullmatch(rb"[0-9a-fA-F]{64}", line) for line in lines):
-        return [bytes.fromhex(line.decode("ascii")) for line in lines]
+        return [_strong(bytes.fromhex(line.decode("ascii")), what) for line in lines]
     return [read_public_key(path, option)]
+
+
+def _strong(key: bytes, what: str) -> bytes:
+    if is_weak(key):
+        raise UsageError(what, expected="a public key that has a private one", got="a point for which anybody can sign")
+    return key
 
 
 def _from_pem(raw: bytes, what: str, read: Callable[[bytes, str], bytes]) -> bytes:
     try:
         return read(raw, what)
     except ModuleNotFoundError:
-        raise UsageError(what, expected="cryptography", got="nothing", hint=SECURITY) from None
+        raise UsageError(what, expected="cryptography", got="nothing", hint=install_command("security")) from None
 
 
 def _read(

@@ -3,6 +3,11 @@
 For A = V diag(s) Vᵀ, (A + λ I)⁻¹ = V diag(1 / (s + λ)) Vᵀ. Everywhere here a ridge is λ in units of trace(A) / D, the
 mean of A's diagonal: one setting then serves features of any length and any number of samples.
 
+Where a ridge is chosen, `least_error` takes the one with the least estimated error among those whose degrees of freedom
+are not too many for the samples. Such estimates take samples to be independent. Where photos are there twice, or
+nearly, a head that fits single samples is right about their copies: with fewer distinct samples than features the
+estimate falls to 0, and rewards exactly that.
+
 A sum of squares has no negative eigenvalue. Where A has one, it was rounded on its way or noised on purpose; the size ν
 of the lowest says how far any of them may be off. Eigenvalues that are not above rounding count as 0.
 """
@@ -16,12 +21,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
 
-__all__ = ["CLEAR_OF_NOISE", "RIDGES", "Spectrum", "divided", "solved_directly"]
+__all__ = ["CLEAR_OF_NOISE", "RIDGES", "Least", "Spectrum", "divided", "least_error", "repeated", "solved_directly"]
 
 Float64 = NDArray[np.float64]
 RIDGES: Float64 = np.logspace(-4, 3, 29)  # four for each power of ten
 RIDGES.flags.writeable = False
 _CLEAR_OF_ROUNDING = 1e6  # λ in units of rounding, from which an eigenvalue that is rounding plays no part
+FREEDOM_A_SAMPLE, FREEDOM_A_CLASS = 1 / 3, 2  # together the most that a chosen ridge may have (decision 223)
+WORTH_A_WORD = 0.9  # of the error that is taken: estimates differ by as much without any copy
 CLEAR_OF_NOISE = 10.0  # λ / ν from which what is chosen by the spectrum is taken to mean something
 
 
@@ -108,6 +115,51 @@ def solved_directly(matrix: Float64, rows: Float64, ridge: float) -> Float64 | N
         return None
     shifted[diagonal] += ridge * trace / width - rounding
     return np.ascontiguousarray(np.linalg.solve(shifted, rows.T).T)
+
+
+@dataclass(frozen=True)
+class Least:
+    """Which ridge of a grid has the least estimated error.
+
+    Attributes:
+        place: in the grid.
+        is_limited: whether a ridge with more degrees of freedom than may be taken promises a tenth less error.
+    """
+
+    place: int
+    is_limited: bool
+
+
+def least_error(error: ArrayLike, freedom: ArrayLike, samples: float, classes: int) -> Least | None:
+    """The ridge with the least error of those with df ≤ N / 3 + 2 C, of several within rounding the largest.
+
+    Where every ridge of the grid has more degrees of freedom than that, it is the largest one.
+
+    Args:
+        error: (R,) the estimate for each ridge of an ascending grid, 0 or more; infinite where it means nothing.
+        freedom: (R,) effective degrees of freedom of each, falling.
+        samples: N, or the degrees of freedom that are known of a covariance.
+        classes: C, those with samples.
+
+    Returns:
+        None where no ridge that may be taken has a finite error.
+    """
+    errors, df = np.asarray(error, dtype=np.float64), np.asarray(freedom, dtype=np.float64)
+    most = max(FREEDOM_A_SAMPLE * samples + FREEDOM_A_CLASS * classes, float(df[-1]))
+    taken = np.where(df <= most, errors, np.inf)
+    if not np.isfinite(taken.min()):
+        return None
+    rounding = 1 + 1e-9
+    place = int(np.flatnonzero(taken <= taken.min() * rounding)[-1])
+    return Least(place, bool(errors.min() < WORTH_A_WORD * taken[place]))
+
+
+def repeated(ridge: float) -> str:
+    """What it may mean that a chosen ridge is limited, in one line."""
+    return (
+        "by these sums, a head that repeats single photos would err less than any other: so it looks where photos are "
+        f"there twice, or nearly; ridge {ridge:.2g} is the best of those that do not; leave copies out, or try --ridge"
+    )
 
 
 def divided(above: Float64, below: Float64) -> Float64:

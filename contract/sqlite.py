@@ -420,8 +420,9 @@ class Database:
     def _wrong(self, got: str) -> UsageError:
         first, last = FIRST_VERSION, self._kind.version
         versions = f"version {last}" if first == last else f"versions {first} to {last}"
+        named = self._kind.name if " " in self._kind.option else self._kind.option
         return UsageError(
-            f"{self._kind.option} {self.path}",
+            f"{named} {self.path}",
             expected=f"a {self._kind.name} of {versions}",
             got=got,
             hint=f"another {self._kind.option}, which is then made",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 
 from contract.errors import UsageError, WireError
+from contract.terminal import undisclosed_if_url
 
 __all__ = [
     "AGGREGATOR",
@@ -56,7 +57,8 @@ def check_id(value: str, what: str = "id") -> str:
         UsageError: when it may not.
     """
     if not is_id(value):
-        raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=repr(value)[:80])
+        got = undisclosed_if_url(repr(value)[:80])
+        raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=got)
     return value
 
 

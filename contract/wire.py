@@ -26,7 +26,7 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.envelopes import Enrolment, Signed
+from contract.envelopes import Enrolment, Mark, Signed
 from contract.errors import WireError
 from contract.helper_messages import HelperTerms, Opened, Opening, OpeningStatus, SealedSeed
 from contract.layouts import Layout, arrays_in
@@ -44,6 +44,7 @@ from contract.messages import (
     Receipt,
     ReceiptStatus,
     Request,
+    Rival,
     Standing,
     Status,
 )
@@ -111,6 +112,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({20: _encode_helper_terms(m.helper)} if m.helper else {}),
         **({21: m.epoch} if m.epoch else {}),
         **({22: m.max_samples} if m.max_samples else {}),
+        **({24: m.proof} if m.proof else {}),
     }
 
 
@@ -167,12 +169,22 @@ def _encode_chunk(m: Chunk, encoding: Encoding) -> dict[int, Any]:
 
 def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
     told = {2: m.run, 3: m.round, 4: m.method, 5: _STATUSES.index(m.status), 6: m.reason, 7: m.missing}
-    return told | ({8: m.digest} if m.digest else {}) | ({9: m.held} if m.held else {})
+    told |= ({8: m.digest} if m.digest else {}) | ({9: m.held} if m.held else {})
+    return told | ({} if m.counts is None else {10: m.counts}) | ({11: m.why} if m.why else {})
 
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
     told = {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
-    return told | ({8: m.issued} if m.issued else {})
+    return (
+        told
+        | ({8: m.issued} if m.issued else {})
+        | ({9: dict(map(_encode_mark, m.heard))} if m.heard else {})
+        | ({10: {0: m.rival.instance, 1: m.rival.age_s, 2: m.rival.boot, 3: m.rival.board}} if m.rival else {})
+    )
+
+
+def _encode_mark(m: Mark) -> tuple[bytes, dict[int, Any]]:
+    return m.key_id, {0: m.issued, 1: m.proof}
 
 
 def _encode_request(m: Request, encoding: Encoding) -> dict[int, Any]:
@@ -388,6 +400,12 @@ class _Fields:
     def inner(self, key: int) -> _Fields:
         return _Fields(self.take(key, "a map", dict))
 
+    def inners(self, key: int) -> dict[bytes, _Fields]:
+        value = self.take(key, "a map of maps", dict)
+        if not value or not all(type(name) is bytes and type(entry) is dict for name, entry in value.items()):
+            raise WireError(f"field {key}", expected="bytes to maps", got="another")
+        return {name: _Fields(entry) for name, entry in value.items()}
+
     def one_of(self, key: int, names: tuple[Any, ...]) -> Any:
         index = self.integer(key)
         if index >= len(names):
@@ -519,6 +537,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         helper=_decode_helper_terms(f.inner(20)) if f.has(20) else None,
         epoch=f.integer(21) if f.has(21) else 0,
         max_samples=f.integer(22) if f.has(22) else 0,
+        proof=f.binary(24) if f.has(24) else b"",
     )
 
 
@@ -596,6 +615,8 @@ def _decode_receipt(f: _Fields) -> Receipt:
         missing=f.binary(7),
         digest=f.binary(8) if f.has(8) else b"",
         held=f.integer(9) if f.has(9) else 0,
+        counts=bool(f.take(10, "a boolean", bool)) if f.has(10) else None,
+        why=f.text(11) if f.has(11) else "",
     )
 
 
@@ -608,7 +629,21 @@ def _decode_status(f: _Fields) -> Status:
         versions=f.entries(6, str),
         metrics=f.figures(7),
         issued=f.integer(8) if f.has(8) else 0,
+        heard=tuple(_decode_mark(*each) for each in f.inners(9).items()) if f.has(9) else (),
+        rival=_decode_rival(f.inner(10)) if f.has(10) else None,
     )
+
+
+def _decode_rival(f: _Fields) -> Rival:
+    rival = Rival(f.binary(0), f.integer(1), f.integer(2), f.text(3))
+    f.finish(closed=True)
+    return rival
+
+
+def _decode_mark(key_id: bytes, f: _Fields) -> Mark:
+    mark = Mark(key_id, f.integer(0), f.binary(1))
+    f.finish(closed=True)
+    return mark
 
 
 def _decode_request(f: _Fields) -> Request:

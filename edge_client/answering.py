@@ -7,15 +7,16 @@ for testing after a round (`device.py`) and for photos (`predictor.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from contract.answers import Answer
 from contract.bundle import Manifest
-from contract.methods import METHODS, Local, method
+from contract.methods import METHODS, Local, closing_method, method
 from contract.methods.base import Extractor as ExtractorName
 from contract.state import GlobalState
 
-__all__ = ["Answering", "known_answers"]
+__all__ = ["Answering", "known_answers", "usual_way"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +44,17 @@ def known_answers(manifest: Manifest, local: Local, state: GlobalState | None) -
             answers = shared.shared_answers(state, manifest.classes, manifest.features, hyper)
             found |= {way: Answering(answer, "bundle") for way, answer in answers.items()}
     return found
+
+
+def usual_way(ways: Collection[str], own: str, *, trained: bool) -> str | None:
+    """Which of these ways a device answers by where nobody asks for another; None where there is none.
+
+    Args:
+        own: the name of the bundle's method.
+        trained: whether the device has trained.
+    """
+    found = method(own)
+    shared = [found, closing_method(), *METHODS.values()]
+    over_bundle = [each.way for each in shared if not each.trains]
+    order = [found.way, *over_bundle] if trained else [*over_bundle, found.way, "head"]
+    return next((way for way in order if way in ways), None)

@@ -117,6 +117,13 @@ def client_command(
         str | None,
         typer.Option(metavar="FILE", help="TOML file of what this device may release, whatever the fleet asks for."),
     ] = None,
+    accept_looser_policy: Annotated[
+        bool | None,
+        typer.Option(
+            "--accept-looser-policy",
+            help="Start although the policy lets more be released than at the last start, and remember its terms.",
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     withdraw: Annotated[
         bool | None,

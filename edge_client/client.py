@@ -29,6 +29,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from contract import topics
@@ -138,8 +139,9 @@ class Client:
         self._blinding = blinding or Blinding(bundle.manifest, fleet=fleet, device=device_id)
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
-        self._health = Health(instance, self._boot, measured or {}, is_private=releases.is_private)
+        self._health = Health(instance, self._boot, measured or {}, is_private=lambda: releases.is_private)
         self._health.tell_bundle(rollout.versions())
+        self._health.joint_head = releases.policy.joint_head
         self._up, self._status = topics.up(fleet, device_id), topics.status(fleet, device_id)
         self._identity = identity or Identity()
         self._trust = Trust(trusted, self._identity, journal.issued, fleet=fleet, device_id=device_id, log=log)
@@ -192,6 +194,8 @@ class Client:
             on_piece=lambda piece: rollout.take(piece, time.monotonic()),
             on_settled=self._rounds.settled,
             on_news=self._rounds.told,
+            on_judged=self._rounds.judged,
+            on_joint=self._rounds.joint_part,
             log=log,
             say=self._say,
             detail=self._detail,
@@ -303,7 +307,10 @@ class Client:
         refused = self._trust.to_report(now_s)
         if refused is not None:
             self._health.unsigned = refused
-        if refused is not None or self._presence.birth_due(now_s):
+        if self._health.apart != self._follower.apart:
+            self._health.apart = self._follower.apart
+            self._publish_birth()
+        if refused is not None or self._trust.has_to_tell or self._presence.birth_due(now_s):
             self._publish_birth()
         for payload in self._outbox.due(now_s, idle=self._link.idle):
             taken = self._link.publish(self._up, payload)
@@ -335,7 +342,7 @@ class Client:
         if task is not None:
             self._take_part(task)
             return True
-        return False
+        return self._rounds.compare()
 
     def _add_kept(self) -> None:
         """What earlier processes left to be sent, but for what the policy of this start does not allow."""
@@ -431,7 +438,8 @@ class Client:
         if self._enrolling.is_open:
             return
         self._releases.figures(self._health.figures)
-        birth = self._identity.numbered(self._health.birth(), self._journal.issued, time.time())
+        told = replace(self._health.birth(), heard=self._trust.heard(), rival=self._presence.rival(time.monotonic()))
+        birth = self._identity.numbered(told, self._journal.issued, time.time())
         if self._link.publish(self._status, self._said(birth), retain=True):
             self._presence.born(birth.issued)
 

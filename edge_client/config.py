@@ -22,6 +22,7 @@ import msgspec
 from contract.errors import UsageError, near_names
 from contract.files import read_toml
 from contract.sizes import read_size
+from contract.terminal import undisclosed_if_url
 from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
@@ -61,6 +62,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     helper_key: str | None = None
     rollout: bool = True
     policy: str | None = None
+    accept_looser_policy: bool = False
     method: str | None = None
     withdraw: bool = False
     json: str | None = None
@@ -93,6 +95,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_provider(config.provider)
     if config.memory_limit is not None:
         read_size(config.memory_limit, "--memory-limit")
+    if config.trust is not None and not (config.trust and all(config.trust)):  # which would be to believe everybody
+        raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
     if config.token is not None:
         read_token(config.token)
     limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
@@ -113,9 +117,11 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
 def _settings_of(file: str) -> dict[str, Any]:
     values = read_toml(file, f"--config {file}")
     known = ClientConfig.__struct_fields__
+    if "accept_looser_policy" in values:
+        got = "accept_looser_policy in the file"
+        raise UsageError(f"--config {file}", expected="--accept-looser-policy on the command line, once", got=got)
     for name in values:
         if name not in known:
-            raise UsageError(
-                f"--config {file}: unknown key", expected="an option's name", got=name, hint=near_names(name, known)
-            )
+            got, hint = undisclosed_if_url(name), near_names(name, known)
+            raise UsageError(f"--config {file}: unknown key", expected="an option's name", got=got, hint=hint)
     return values

@@ -47,11 +47,11 @@ from contract.plausible import LARGEST_NORM, largest_norm
 from contract.state import GlobalState
 from contract.statistics import Statistic
 from contract.topics import check_device
-from edge_client.answering import known_answers
+from edge_client.answering import Answering, known_answers, usual_way
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
-from edge_client.evaluate import Evaluation, measured, score, summary
+from edge_client.evaluate import JOINT, OWN, Evaluation, Heads, Scored, Tested, measured, score, summary
 from edge_client.exposure import exposed
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution, Judged
@@ -107,6 +107,10 @@ class Device:
         secret: what noise is drawn from; 32 random bytes when None.
         on_batch: called after each batch of photos that a network has seen.
 
+    Attributes:
+        left_out: the method of the round that the fleet left out of this device's; empty where its rounds count.
+        joint: then, what those that agree with it and the device would be given as a fleet, where it was given that.
+
     Raises:
         UsageError: when `device_id` cannot be a device's.
     """
@@ -131,6 +135,8 @@ class Device:
         self._id = check_device(device_id, "device id")
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
+        self.left_out = ""
+        self.joint: GlobalState | None = None
         self._caution = Caution(self._method, bundle.manifest.hyper)
         self._trunk = Trunk(bundle, self._graphs.trunk, activations, on_batch) if bundle.manifest.cut else None
         self._on_batch = on_batch
@@ -143,7 +149,8 @@ class Device:
         self._training_data = data if self._method.uses_unlabelled(hyper) else self._data
         self._own_means: OwnMeans | None = None
         self._frozen: int | None = None  # see `_check`
-        self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
+        self._alone: dict[str, Mapping[str, Tested]] = {}  # see `_without_the_fleet`
+        self._own: dict[str, GlobalState] = {}  # see `own_state`
         noised = self._method.mechanism(hyper) is not None  # what is held out would be told unnoised
         self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
         if self._trunk is not None:
@@ -262,6 +269,15 @@ class Device:
             return self._untrained(found, announcement)
         return self.abstain(announcement)
 
+    def unread(self, announcement: Announcement) -> RoundResult:
+        """What may be sent while the photos cannot be read, and those read before are not used: as of a device that has
+        none. Where noise is added that is noise alone, which tells nobody that they could not be."""
+        found = self._method_of(announcement)
+        if found.mechanism(found.settled_in(self._manifest.hyper)) is None:
+            return self.abstain(announcement)
+        statistic = self._summarise(found, announcement, np.zeros(len(self._data), bool))
+        return RoundResult(self._wrapped(statistic, announcement), None, 0, 0)
+
     def abstain(self, announcement: Announcement) -> RoundResult:
         """What may be sent where its owner's policy refuses the round: no class rows, nothing computed of a sample."""
         m, found = self._manifest, self._method_of(announcement)
@@ -284,27 +300,76 @@ class Device:
     def _evaluated(self, global_state: GlobalState | None, test: LocalData) -> Evaluation:
         m, state = self._manifest, self.judge(global_state).state
         known = known_answers(m, self._local(self._method), state)
-        confusion: dict[str, NDArray[np.int64]] = {}
+        own = self._own_answering(known)
+        known |= {} if own is None else {OWN: own}
+        joint = self._joint_answering()
+        known |= {} if joint is None else {JOINT: joint}
+        scored: dict[str, Scored] = {}
         for name in ("local", "bundle"):
             answers = {way: each.answer for way, each in known.items() if each.extractor == name}
             if answers:
-                confusion |= score(self._extractor(name), answers, test, classes=m.classes)
-        return summary(confusion, self.own_classes)
+                scored |= score(self._extractor(name), answers, test, self.own_classes)
+        return summary(scored, self.own_classes)
+
+    def _own_answering(self, known: Mapping[str, Answering]) -> Answering | None:
+        """The own head of a device that was left out: what it has trained itself, or what `own_state` gives."""
+        if not self.left_out:
+            return None
+        if self._trained:
+            return known.get(self._method.alone_way(self._manifest.head))
+        m, state = self._manifest, self.own_state()
+        alone = known_answers(m, self._local(self._method), state)
+        way = usual_way(alone, m.method, trained=False)
+        return None if way is None else alone[way]
+
+    def _joint_answering(self) -> Answering | None:
+        """The joint head of a device that was left out; None where there is none, or it cannot be true."""
+        if not self.left_out or self.joint is None:
+            return None
+        m = self._manifest
+        joint = self.joint.below(m.classes)
+        if self._caution.doubt(joint, self._longest):
+            return None
+        answers = known_answers(m, self._local(self._method), joint)
+        way = usual_way([way for way in answers if answers[way].extractor == "bundle"], m.method, trained=False)
+        return None if way is None else answers[way]
+
+    def own_state(self) -> GlobalState | None:
+        """What a fleet of this device alone would be given, for a device that was left out and has trained nothing; it
+        is computed once for these samples."""
+        if not self.left_out or self._trained or method(self.left_out).trains:
+            return None
+        if self.left_out not in self._own:
+            self._own = {self.left_out: self._state_of_one(method(self.left_out))}
+        return self._own[self.left_out]
+
+    def beside_own(self, evaluation: Evaluation) -> Heads | None:
+        """How many of the test samples the fleet's head, the device's own and the joint one name right; None where it
+        was not left out, or there are not the first two."""
+        others = [way for way in evaluation.confusion if way not in (OWN, JOINT)]
+        way = usual_way(others, self._manifest.method, trained=bool(self._trained))
+        if OWN not in evaluation.confusion or way is None:
+            return None
+        right = {each: int(np.diag(found).sum()) for each, found in evaluation.confusion.items()}
+        return Heads(evaluation.samples, right[way], right[OWN], right.get(JOINT, 0))
 
     def accuracy(self, evaluation: Evaluation, announced: str) -> Accuracy | None:
         """What an evaluation after a round of the method `announced` comes to, beside what there would be without it.
 
         `shipped` is the bundle's initial weights with the nearest class mean of the device's own samples. `alone` is,
         where the round trains, the device's own head or prototypes; where it does not, what the round would have given
-        had this device been the only one. None where the method has no answer yet.
+        had this device been the only one. There is none where the round's own way is the device's own head. None where
+        the method has no answer yet.
         """
-        found, m = method(announced), self._manifest
-        without = self._without_the_fleet(found)
-        alone = evaluation.all_classes.get(found.alone_way(m.head)) if found.trains else without.get("alone")
-        return measured(evaluation, found.way, shipped=without.get("shipped"), alone=alone)
+        found, tested, heads = method(announced), evaluation.tested, self.beside_own(evaluation)
+        without, alone_way = self._without_the_fleet(found), found.alone_way(self._manifest.head)
+        own = tested.get(alone_way) if alone_way != found.way else None
+        alone = own if found.trains else without.get("alone")
+        way = found.way if heads is None else heads.best or found.way
+        return measured(tested.get(way), shipped=without.get("shipped"), alone=alone)
 
-    def _without_the_fleet(self, found: Method) -> Mapping[str, float]:
-        """Accuracy on the test samples over the bundle's extractor, from this device's samples alone.
+    def _without_the_fleet(self, found: Method) -> Mapping[str, Tested]:
+        """How it does on the test samples over the bundle's extractor, from this device's samples alone.
 
         Nothing of it ever changes, so it is computed once: a pass over the samples for each method.
         """
@@ -315,17 +380,22 @@ class Device:
             means = own_means(extractor, self._data, classes=m.classes).classes
             answers: dict[str, Answer] = {"shipped": nearest_answer(means.means, means.present)}
             answers |= {} if found.trains else self._answer_of_one(found)
-            confusion = score(extractor, answers, self._test, classes=m.classes)
-            self._alone[found.name] = summary(confusion, self.own_classes).all_classes
+            scored = score(extractor, answers, self._test, self.own_classes)
+            self._alone[found.name] = summary(scored, self.own_classes).tested
         return self._alone[found.name]
 
     def _answer_of_one(self, found: Method) -> dict[str, Answer]:
         """How a method that trains nothing answers where one device is all of the fleet."""
         m, hyper = self._manifest, found.settled_in(self._manifest.hyper)
+        answers = found.shared_answers(self._state_of_one(found), m.classes, m.features, hyper)
+        return {"alone": answers[found.way]} if found.way in answers else {}
+
+    def _state_of_one(self, found: Method) -> GlobalState:
+        """What a method that trains nothing would give back where one device is all of the fleet."""
+        hyper = found.settled_in(self._manifest.hyper)
         statistic = found.summarise(self._local(found))
         rows = found.next_rows({}, found.merge(lambda: iter([statistic]), "mean", hyper), hyper)
-        answers = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), m.classes, m.features, hyper)
-        return {"alone": answers[found.way]} if found.way in answers else {}
+        return GlobalState(bytes(4), 1, 1, rows)
 
     def judge(self, global_state: GlobalState | None) -> Judged:
         """Whether this global state can be true (`edge_client/global_state_check.py`), and what of it is to go on with:

@@ -1,7 +1,8 @@
 """The key that a device signs with: given by `--identity`, or its own, made when a token enrols it.
 
 Its own lies in the state directory, for its owner alone, and goes with it: who has the file can speak for the device.
-Where there is none, nothing is signed.
+Where there is none, nothing is signed. A file that has lost its key ends the device with code 1, after which a service
+manager starts it again: once the file is put back, or a token enrols another key, it goes on. It never goes on without.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contract.files import own_directory, whole_file
 from contract.messages import Signed, Status
 from contract.signed import Signer
 from contract.signing_keys import read_private_key
+from contract.terminal import counted
 from contract.wire import decode
 from edge_client.config import ClientConfig
 from edge_client.issued import IssuedMarks
@@ -22,7 +24,8 @@ from edge_client.journal import Pending
 
 __all__ = ["FILE", "Identity", "identity_of"]
 
-FILE = "identity.key"  # of a state directory: 32 bytes
+FILE = "identity.key"  # of a state directory
+_KEY_BYTES = 32
 
 
 class Identity:
@@ -66,15 +69,29 @@ def identity_of(settings: ClientConfig) -> Identity:
     """The device's, made where `--token` asks for one.
 
     Raises:
-        UsageError: a file holds no key, or `cryptography` is missing.
-        StoreError: the state directory cannot be written.
+        UsageError: `--identity` names no key, or `cryptography` is missing.
+        StoreError: the state directory cannot be written, or its own key is lost.
     """
     own = Path(settings.state) / FILE
     if settings.identity is not None:
         return Identity(Signer(read_private_key(settings.identity, "--identity")))
     if settings.token is not None and not own.exists():
         _make(own)
-    return Identity(Signer(read_private_key(str(own), "--identity")) if own.exists() else None)
+    return Identity(Signer(_read(own, settings.id)) if own.exists() else None)
+
+
+def _read(own: Path, device: str) -> bytes:
+    """The device's own key, which is not replaced: the fleet knows no other of it."""
+    try:
+        raw = own.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{own}", expected="this device's key", got=error.strerror, hint=f"ls -l {own}") from None
+    if len(raw) != _KEY_BYTES or not any(raw):
+        got = f"{counted(len(raw), 'byte')}{' of zeros' * (bool(raw) and not any(raw))}: the key is lost"
+        anew = f"protofleet fleet invite {device} --store STORE, rm {own}, and client --token with its token"
+        raise StoreError(f"{own}", expected=f"the {_KEY_BYTES} bytes of this device's key", got=got,
+            hint=f"a copy of that file; without one, {anew}")  # fmt: skip
+    return raw
 
 
 def _make(path: Path) -> None:
@@ -82,7 +99,7 @@ def _make(path: Path) -> None:
     own_directory(path.parent, "another --state")
     try:
         with whole_file(path, private=True) as file:
-            file.write(os.urandom(32))
+            file.write(os.urandom(_KEY_BYTES))
     except OSError as error:
         raise StoreError(
             f"cannot write {path}", expected="a writable directory", got=error.strerror, hint="another --state"

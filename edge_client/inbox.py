@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
 from contract.envelopes import ENROL
 from contract.errors import UsageError, WireError
+from contract.joint import LEAST, kind_and_members
 from contract.link import Received
 from contract.messages import Announcement, GlobalPart, Message, Piece, Receipt, Status
 from contract.methods import METHODS, method
@@ -36,7 +38,8 @@ class Inbox:
         stays: whether a run of another bundle is told of, instead of being an error.
         on_announcement: is told of each announcement, also of one that is of other bundles; `on_piece` of each piece.
         on_settled: is told of each receipt that ends a contribution; `on_news` of one that answers none, by which the
-            aggregator says how it stands with this device.
+            aggregator says how it stands with this device; `on_judged` of one that says whether a closed round counts;
+            `on_joint` of each part of a joint head, and of how many devices it is.
         log: takes one line for a person; `say` the same, unless it is what was said last.
         detail: takes a line for each message.
 
@@ -61,12 +64,15 @@ class Inbox:
         on_piece: Callable[[Piece], None],
         on_settled: Callable[[Receipt], None],
         on_news: Callable[[Receipt], None],
+        on_judged: Callable[[Receipt], None] = lambda receipt: None,
+        on_joint: Callable[[GlobalPart, int], None] = lambda part, members: None,
         log: Callable[[str], None],
         say: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
         self._stays, self._on_settled, self._on_news, self._told = stays, on_settled, on_news, on_announcement
+        self._on_judged, self._on_joint, self._down = on_judged, on_joint, topics.down(fleet, device_id)
         self._log, self._say, self._detail = log, say, detail
         self._trust, self._enrolling = trust, enrolling
         self._status = topics.status(fleet, device_id)
@@ -95,6 +101,8 @@ class Inbox:
             if message is None:
                 return False
             topic, handler = self._handlers.get(type(message), ("", None))
+            if isinstance(message, GlobalPart) and received.topic == self._down:
+                topic, handler = self._down, self._on_joint_part
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
             self._detail(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
@@ -122,7 +130,19 @@ class Inbox:
         elif announcement.phase == "finished":
             self._say(f"run {announcement.run.hex()} is finished")
 
+    def _on_joint_part(self, part: GlobalPart) -> None:
+        known = kind_and_members(part.kind)
+        if known is None:
+            raise WireError("rows", expected=f"a joint head of {LEAST} devices or more", got=repr(part.kind))
+        part = replace(part, kind=known[0])
+        self._check_width(part)
+        self._on_joint(part, known[1])
+
     def _on_global_part(self, part: GlobalPart) -> None:
+        self._check_width(part)
+        self._follower.part(part)
+
+    def _check_width(self, part: GlobalPart) -> None:
         m = self._bundle.manifest
         for found in (method(m.method), *METHODS.values()):
             if part.kind in found.global_rows:
@@ -130,12 +150,14 @@ class Inbox:
                 if part.body.rows.shape[1] != kinds[part.kind]:
                     raise WireError(part.kind, expected=f"width {kinds[part.kind]}", got=part.body.rows.shape[1])
                 break  # rows of classes that only a longer list has are kept, and not looked at
-        self._follower.part(part)
 
     def _on_receipt(self, receipt: Receipt) -> None:
         key = (receipt.run, receipt.round, receipt.method)
         if receipt.method == ENROL:
             self._enrolling.heard(receipt)
+            return
+        if receipt.counts is not None:
+            self._on_judged(receipt)
             return
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)

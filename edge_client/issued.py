@@ -1,7 +1,15 @@
-"""In the journal: how new the newest announcement was that each trusted key has signed, and our own newest birth."""
+"""In the journal: how new the newest announcement was that each trusted key has signed, and our own newest birth.
+
+Beside the number of an announcement lies the key's own word for it, so that the aggregator can be told what it has
+given, and by whom, when it has lost its store.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from contract.envelopes import Mark
+from contract.messages import MAX_HEARD
 from contract.sqlite import Database
 
 __all__ = ["IssuedMarks"]
@@ -15,18 +23,33 @@ class IssuedMarks:
 
     def newest(self, key_id: bytes) -> int:
         """The highest number of an announcement of this key; 0 before the first."""
-        with self._guard():
-            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (_name(key_id),)).fetchone()
-        return 0 if row is None else int(row[0])
+        value = self._value(_name(key_id))
+        return 0 if value is None else int(value)
 
-    def saw(self, key_id: bytes, issued: int) -> None:
+    def heard(self, key_ids: Iterable[bytes]) -> tuple[Mark, ...]:
+        """The highest numbers of these keys, of those that have given their word for it; as many as a status tells."""
+        found = []
+        for key_id in key_ids:
+            proof, number = self._value(_proof_name(key_id)), self.newest(key_id)
+            if proof is not None and number:
+                found.append(Mark(key_id, number, bytes(proof)))
+        return tuple(found[:MAX_HEARD])
+
+    def saw(self, key_id: bytes, issued: int, proof: bytes = b"") -> None:
         """An announcement with this number came.
+
+        Args:
+            proof: the key's word for the number; empty where there is none.
 
         Raises:
             StoreError: the disk refused.
         """
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_name(key_id), issued))
+            if proof:
+                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_proof_name(key_id), proof))
+            else:
+                db.execute("DELETE FROM meta WHERE name = ?", (_proof_name(key_id),))
 
     def next(self, key_id: bytes, wall: float) -> int:
         """A number above every earlier one of this key, durable: milliseconds since the epoch, or the last and one.
@@ -41,6 +64,15 @@ class IssuedMarks:
         self.saw(key_id, number)
         return number
 
+    def _value(self, name: str) -> bytes | int | None:
+        with self._guard():
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else row[0]
+
 
 def _name(key_id: bytes) -> str:
     return f"issued {key_id.hex()}"
+
+
+def _proof_name(key_id: bytes) -> str:
+    return f"proof {key_id.hex()}"

@@ -35,16 +35,30 @@ from safetensors.numpy import load, save
 from contract.errors import StoreError, WireError
 from contract.files import own_directory
 from contract.messages import MAX_ROUND, GlobalPart, Receipt
+from contract.secret_noise import key_of
 from contract.sqlite import Database, Kind, read_only, typed
 from contract.state import GlobalCollector, GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 from edge_client.issued import IssuedMarks
+from edge_client.left_out import LeftOut, packed_state, unpacked_state
 from edge_client.local import OwnMeans
 from edge_client.retention import drop_old_rounds, dropped
 from edge_client.standing_journal import StandingMarks
 
-__all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
+__all__ = [
+    "FIGURES",
+    "FILE",
+    "FINAL",
+    "KEEP_BYTES",
+    "Journal",
+    "Kept",
+    "Key",
+    "Pending",
+    "Report",
+    "read_contributed",
+    "read_kept",
+]
 
 FILE = "journal.sqlite"  # of a state directory
 FINAL = ("committed", "duplicate", "late", "rejected")
@@ -81,6 +95,8 @@ KIND = Kind(
 Key = tuple[bytes, int, str]
 """(run, round, method): what a contribution is for; the device is the directory's."""
 
+FIGURES: Key = (b"", 0, "")  # in the place of what a contribution is for, of figures in a status
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -115,6 +131,9 @@ class Kept:
         means: of its own classes under these weights; None where they were not needed.
         state: the newest global state; None before there is any.
         rounds: how many it has done.
+        left_out: whether the fleet left its last round out, and what became of that.
+        own: what a fleet of it alone, or of it and those that agree with it, would have been given, where it answers by
+            that.
     """
 
     bundle: bytes
@@ -123,6 +142,8 @@ class Kept:
     means: OwnMeans | None
     state: GlobalState | None
     rounds: int
+    left_out: LeftOut | None = None
+    own: GlobalState | None = None
 
 
 class Journal:
@@ -247,6 +268,26 @@ class Journal:
                 raise ValueError(f"a secret of {len(secret)} bytes")
             return bytes(secret)
 
+    def policy(self) -> str | None:
+        """The terms of the owner's policy at the last start, as `put_policy` had them; None where none are known."""
+        row = self._row("SELECT value FROM meta WHERE name = 'policy'")
+        with self._guard():
+            return None if row is None else str(typed(row, str)[0])
+
+    def put_policy(self, terms: str) -> None:
+        """Remember the terms of the owner's policy, which a ledger that is lost no longer tells.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        if self.policy() != terms:
+            with self._transaction() as db:
+                db.execute("INSERT OR REPLACE INTO meta VALUES ('policy', ?)", (terms,))
+
+    def draw_key(self) -> bytes:
+        """32 bytes that follow from `secret`, for `edge_client/data/draws.py` alone; the same on every start."""
+        return key_of(self.secret(), b"which photos are held out")
+
     def took_part(self, run: bytes) -> bool:
         """Whether any round of this run was committed."""
         return self._row("SELECT 1 FROM rounds WHERE run = ?", run) is not None
@@ -280,6 +321,44 @@ class Journal:
         """The newest global state that was kept."""
         with self._guard():
             return _kept_global(self._db)
+
+    def left_out(self) -> LeftOut | None:
+        """Whether the fleet left the last round out that it spoke of; None where that counted."""
+        with self._guard():
+            return _left_out(self._db)[0]
+
+    def joint_head(self) -> GlobalState | None:
+        """The joint head that the device was given, for the round that was left out; None for none."""
+        with self._guard():
+            row = self._db.execute("SELECT value FROM meta WHERE name = 'joint-head'").fetchone()
+            return None if row is None else unpacked_state(row[0])
+
+    def keep_left_out(
+        self, found: LeftOut | None, own: GlobalState | None = None, joint: GlobalState | None = None
+    ) -> None:
+        """The fleet left a round out, or counts this device again (None).
+
+        Args:
+            own: what the device answers by from now on, if that is not the fleet's; None for what it was.
+            joint: the joint head that it was given for this round, whichever it answers by.
+
+        Raises:
+            StoreError: it could not be written; what was there stands.
+        """
+        put = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+        with self._transaction() as db:
+            if found is None:
+                db.execute("DELETE FROM meta WHERE name = 'left-out'")
+            else:
+                db.execute(put, ("left-out", found.written()))
+            if found is None or joint is None:
+                db.execute("DELETE FROM meta WHERE name = 'joint-head'")
+            else:
+                db.execute(put, ("joint-head", packed_state(joint)))
+            if found is None or not found.leaves_fleet:
+                db.execute("DELETE FROM meta WHERE name = 'own-head'")
+            elif own is not None:
+                db.execute(put, ("own-head", packed_state(own)))
 
     # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -325,6 +404,16 @@ class Journal:
             outcome, uplink_bytes = typed(row, str, int)
             return outcome, uplink_bytes
 
+    def newest_held(self, run: bytes, up_to: int) -> int:
+        """The newest round of a run, up to that one, of which the aggregator has a contribution; 0 for none."""
+        row = self._row(
+            "SELECT coalesce(max(round), 0) FROM contributions"
+            " WHERE run = ? AND round <= ? AND outcome IN ('committed', 'duplicate')",
+            run,
+            up_to,
+        )
+        return 0 if row is None else int(row[0])
+
     def outcomes(self) -> dict[str, int]:
         """How many contributions ended each way, and how many were made in all (`sent`) or still wait (`pending`)."""
         with self._guard():
@@ -337,13 +426,19 @@ class Journal:
 
     def contributed(self) -> set[Key]:
         """What contributions were made for that may say something of the samples: all but withdrawals, of those that
-        are remembered."""
+        are remembered; and `FIGURES` where a status has told figures of them."""
         with self._guard():
-            rows = self._db.execute(
-                "SELECT run, round, method FROM contributions JOIN rounds USING (run, round, method)"
-                " WHERE metrics NOT LIKE '%\"withdrawn\"%'"
-            )
-            return {(bytes(run), number, method) for run, number, method in rows}
+            return _contributed(self._db)
+
+    def note_figures(self) -> None:
+        """A status is to tell figures that are computed from samples, which a ledger that is lost no longer knows.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        if self._row("SELECT 1 FROM meta WHERE name = 'figures'") is None:
+            with self._transaction() as db:
+                db.execute("INSERT OR IGNORE INTO meta VALUES ('figures', 1)")
 
     def give_up(self, key: Key, reason: str) -> None:
         """A contribution that waits for a receipt is not sent any more; sums that stand do not count.
@@ -412,7 +507,7 @@ def read_kept(directory: Path) -> Kept:
     path = directory / FILE
     with read_only(path, KIND) as db, _as_written(path):
         meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('bundle', 'bundle-path')").fetchall())
-        means = _tensors(db, "means")
+        means, (left_out, own) = _tensors(db, "means"), _left_out(db)
         return Kept(
             bundle=bytes.fromhex(meta["bundle"]),
             bundle_path=Path(meta["bundle-path"]) if "bundle-path" in meta else None,
@@ -420,7 +515,31 @@ def read_kept(directory: Path) -> Kept:
             means=_unpacked_means(means) if means else None,
             state=_kept_global(db),
             rounds=_rounds_done(db),
+            left_out=left_out,
+            own=own,
         )
+
+
+def read_contributed(directory: Path) -> tuple[str, set[Key]]:
+    """Of which fleet the journal of a directory is, and `Journal.contributed` of it; nothing is changed.
+
+    Raises:
+        StoreError, UsageError: as `read_kept`; a journal of an older version will do.
+    """
+    path = directory / FILE
+    with read_only(path, KIND, older=True) as db, _as_written(path):
+        (fleet,) = typed(db.execute("SELECT value FROM meta WHERE name = 'fleet'").fetchone(), str)
+        return fleet, _contributed(db)
+
+
+def _contributed(db: sqlite3.Connection) -> set[Key]:
+    rows = db.execute(
+        "SELECT run, round, method FROM contributions JOIN rounds USING (run, round, method)"
+        " WHERE metrics NOT LIKE '%\"withdrawn\"%'"
+    )
+    found = {(bytes(run), number, method) for run, number, method in rows}
+    told = db.execute("SELECT 1 FROM meta WHERE name = 'figures'").fetchone()
+    return found | ({FIGURES} if told is not None else set())
 
 
 @contextlib.contextmanager
@@ -435,6 +554,12 @@ def _as_written(path: Path) -> Iterator[None]:
 def _tensors(db: sqlite3.Connection, table: str) -> dict[str, NDArray[Any]]:
     row = db.execute(f"SELECT safetensors FROM {table}").fetchone()
     return {} if row is None else load(row[0])
+
+
+def _left_out(db: sqlite3.Connection) -> tuple[LeftOut | None, GlobalState | None]:
+    kept = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('left-out', 'own-head')").fetchall())
+    found = LeftOut.read(kept["left-out"]) if "left-out" in kept else None
+    return found, unpacked_state(kept["own-head"]) if "own-head" in kept else None
 
 
 def _rounds_done(db: sqlite3.Connection, method: str | None = None) -> int:

@@ -16,6 +16,7 @@ from contract.errors import BundleError, UsageError
 from contract.sqlite import Watch
 from contract.state import GlobalState
 from edge_client.journal import FILE, Kept, read_kept
+from edge_client.left_out import LeftOut
 from edge_client.local import OwnMeans
 from edge_client.rollout_file import FILE as RECORD
 from edge_client.rollout_file import answering, read_rollouts
@@ -23,7 +24,8 @@ from edge_client.trainer import Weights, check_weights
 
 __all__ = ["Following", "Knowledge", "follow_state"]
 
-Mark = tuple[bytes, int, int, bytes]  # run and version of the global state, rounds done, a bundle that came
+Mark = tuple[bytes, int, int, bytes, LeftOut | None]
+"""Run and version of the global state, rounds done, a bundle that came, and why the device answers by itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,9 @@ class Knowledge:
         state: the newest global state.
         rounds: how many this device has done.
         bundle: what takes the place of the bundle before, where the device has changed to one that extends it.
+        alone: where a round left the device out, and its own head, or that of those that agree with it, is the better
+            one on its own photos.
+        own: what a fleet of this device alone, or of these, would have been given, where it then answers by that.
     """
 
     weights: Weights = field(default_factory=dict)
@@ -43,12 +48,15 @@ class Knowledge:
     state: GlobalState | None = None
     rounds: int = 0
     bundle: Bundle | None = None
+    alone: LeftOut | None = None
+    own: GlobalState | None = None
 
     @property
     def mark(self) -> Mark:
         """What differs where anything does."""
-        state, bundle = self.state, b"" if self.bundle is None else self.bundle.sha256
-        return (b"", 0, self.rounds, bundle) if state is None else (state.run, state.version, self.rounds, bundle)
+        bundle = b"" if self.bundle is None else self.bundle.sha256
+        run, version = (b"", 0) if self.state is None else (self.state.run, self.state.version)
+        return run, version, self.rounds, bundle, self.alone
 
     @classmethod
     def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
@@ -88,7 +96,9 @@ class Knowledge:
                 hint="the bundle that the device has",
             )
         _check_kept(kept, bundle.manifest)
-        return cls(kept.weights, kept.means, kept.state, kept.rounds)
+        left_out = kept.left_out
+        alone = left_out if left_out is not None and left_out.leaves_fleet else None
+        return cls(kept.weights, kept.means, kept.state, kept.rounds, alone=alone, own=kept.own)
 
 
 class Watches(Protocol):

@@ -8,7 +8,8 @@ before, and `privacy.py` makes ε of their sum. The same bytes, sent again, are 
 
 The file is the device's, not one fleet's: `STATE/ledger.sqlite`, or where the policy says, so that a state directory
 that is restored from an older copy does not take the ledger back with it. What a journal holds and the ledger does not
-(`found_missing`) has left without it, and no ε covers that. No row is ever removed: a hundred bytes each.
+(`found_missing`) has left without it: no ε covers that, and for a rate it has left only now. The terms of the owner's
+policy at the last start are here, too. No row is ever removed: a hundred bytes each.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ KIND = Kind(
         " uptime_s REAL NOT NULL, wall_s REAL NOT NULL);"
         "CREATE TABLE terms (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL, delta REAL,"
         " neighbours TEXT NOT NULL)",
+        "CREATE TABLE policy (id INTEGER PRIMARY KEY CHECK (id = 1), terms TEXT NOT NULL)",
     ),
     pragmas={"cache_size": -256},
 )
 
 What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown"]
 _Key = tuple[bytes, int, str]
-_COUNTED: tuple[What, ...] = ("round", "blinded", "standing")  # that a rate is of
+_COUNTED: tuple[What, ...] = ("round", "blinded", "standing", "unknown")  # that a rate is of
 _KINDS = (str, str, bytes, int, str, str, str, int, int, bytes)  # of an entry before its costs
 _COLUMNS = (
     "what, fleet, run, round, method, statistic, encoding, min_samples, payload_bytes, digest, add_remove, replace"
@@ -166,11 +168,7 @@ class Ledger:
             StoreError: the disk refused; then nothing may be sent.
         """
         with self._file.reading(), self._file.transaction() as db:
-            counted_s, latest_s = self._counted(now)
-            new = _insert(db, entry, now.wall_s, counted_s)
-            mark = (counted_s, now.boot, now.uptime_s, max(now.wall_s, latest_s))
-            db.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?)", mark)
-        return new
+            return _insert(db, entry, now.wall_s, self._mark(db, now))
 
     def put_terms(self, terms: Terms) -> None:
         """Remember the terms of this start, for whoever reads along.
@@ -185,21 +183,48 @@ class Ledger:
             with self._file.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO terms VALUES (1, ?, ?, ?)", row)
 
+    def policy(self) -> str | None:
+        """The terms of the owner's policy at the last start, as `put_policy` had them; None where none are known."""
+        with self._file.reading():
+            row = self._db.execute("SELECT terms FROM policy").fetchone()
+            return None if row is None else str(typed(row, str)[0])
+
+    def put_policy(self, terms: str) -> None:
+        """Remember the terms of the owner's policy.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        if self.policy() != terms:
+            with self._file.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO policy VALUES (1, ?)", (terms,))
+
+    def noised(self) -> dict[str, bool]:
+        """Methods of which something was released, and whether the ledger has a cost for it above 0: noise was added.
+        Of what only a journal knew there is none."""
+        with self._file.reading():
+            rows = self._db.execute(
+                "SELECT method, max(coalesce(add_remove, 0) > 0 OR coalesce(replace, 0) > 0) FROM release"
+                " WHERE what != 'sat-out' AND method != '' GROUP BY method"
+            ).fetchall()
+            return {name: bool(noised) for name, noised in (typed(row, str, int) for row in rows)}
+
     def found_missing(self, fleet: str, keys: Iterable[_Key], now: Moment) -> int:
-        """Record what a journal holds and the ledger does not, as releases for which no ε holds; how many these are.
+        """Record what a journal holds and the ledger does not, as releases of this moment without an ε; how many
+        contributions. A key without a method is that of figures.
 
         Raises:
             StoreError: the disk refused.
         """
         found = 0
         with self._file.reading(), self._file.transaction() as db:
-            counted_s, _ = self._counted(now)
             for run, number, method in keys:
                 query = "SELECT 1 FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ?"
                 if db.execute(query, (fleet, run, number, method)).fetchone() is None:
                     digest = digest_of(b"unknown", fleet.encode(), run, number.to_bytes(8, "big"), method.encode())
-                    entry = Entry("unknown", fleet, run, number, method, "", "", 1, 0, digest, Cost())
-                    found += _insert(db, entry, now.wall_s, counted_s)
+                    what: What = "unknown" if method else "figures"
+                    entry = Entry(what, fleet, run, number, method, "", "", 1, 0, digest, Cost())
+                    found += _insert(db, entry, now.wall_s, self._mark(db, now)) and what == "unknown"
         return found
 
     def newest(self, fleet: str, run: bytes, round: int, method: str) -> Entry | None:
@@ -237,6 +262,13 @@ class Ledger:
             ).fetchone()
             return 0.0 if row is None else max(0.0, _finite(row[0]) + window_s - counted_s)
 
+    def _mark(self, db: sqlite3.Connection, now: Moment) -> float:
+        """Remember what the clocks say at a release; seconds that have passed since the ledger was made."""
+        counted_s, latest_s = self._counted(now)
+        mark = (counted_s, now.boot, now.uptime_s, max(now.wall_s, latest_s))
+        db.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?)", mark)
+        return counted_s
+
     def _counted(self, now: Moment) -> tuple[float, float]:
         """Seconds that have passed since the ledger was made, and the latest wall clock that was seen."""
         row = self._db.execute("SELECT counted_s, boot, uptime_s, wall_s FROM clock").fetchone()
@@ -254,7 +286,7 @@ def read_ledger(path: Path) -> tuple[list[Entry], Spent, Terms]:
         StoreError: there is no such file, or it cannot be read.
         UsageError: it is another kind of file.
     """
-    with read_only(path, KIND) as db, as_written(path, KIND):
+    with read_only(path, KIND, older=True) as db, as_written(path, KIND):
         rows = db.execute(f"SELECT {_COLUMNS}, at FROM release ORDER BY id").fetchall()
         return [_entry(row) for row in rows], _spent(db), _terms(db)
 

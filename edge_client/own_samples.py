@@ -6,6 +6,10 @@ where an example was learned, unlearned or corrected (`data/learned.py`). What c
 it has changed once more: a device never goes on with photos that its owner has taken away. The test photos of `--test`
 are read again only where examples that were learned have to be left out of them.
 
+What is held out, to test with, follows one of three rules (`HoldOut`). Without noise it is the same share of each
+class. Where noise protects what is sent, each photo is drawn by itself (`data/draws.py`), so that one photo more moves
+no other; and where noise takes the number of photos of each class to be known, nothing is held out.
+
 `STATE/photos-sent` remembers which photos the last contribution was made from, 8 bytes for each: a hash of its name.
 """
 
@@ -16,7 +20,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,18 +28,22 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError
 from contract.files import whole_file
+from contract.methods import method
 from edge_client.config import ClientConfig
 from edge_client.data import LocalData
+from edge_client.data.draws import Draws
 from edge_client.data.folder import parquet_files
 from edge_client.data.learned import ExampleGoneError, Learned
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.data.sources import list_source
 from edge_client.data.splits import ranks_of
 
-__all__ = ["HOLD_OUT", "LEAST", "OwnSamples", "Samples"]
+__all__ = ["HOLD_OUT", "LEAST", "HoldOut", "OwnSamples", "Samples"]
+
+HoldOut = Literal["of each class", "each alone", "nothing"]
 
 HOLD_OUT = 0.1  # of the labelled samples, where nobody says otherwise and no test samples are given
-LEAST = 5  # a class with fewer labelled samples has none held out
+LEAST = 5  # a class with fewer labelled samples has none held out, where a share of each class is
 
 Log = Callable[[str], None]
 _Ranks = NDArray[np.uint64]
@@ -63,8 +71,11 @@ class OwnSamples:
         state: the directory that keeps decoded images.
         learned: the state directory, with what the device was taught; `state` when None.
         arrays: images (N, H, W, c) and class numbers (N,) in memory, instead of what `settings.data` names.
+        draw_key: 32 bytes of the device's own, by which photos are drawn one by one.
+        rule: what is held out.
 
     Attributes:
+        rule: as given; another one holds from the next reading on.
         new: photos that are there and in no contribution yet, and photos of the last one that are gone; None where
             that cannot be told: arrays in memory, and files of many images.
     """
@@ -77,9 +88,12 @@ class OwnSamples:
         log: Log,
         arrays: tuple[NDArray[Any], NDArray[Any]] | None = None,
         learned: Path | None = None,
+        draw_key: bytes = bytes(32),
+        rule: HoldOut = "of each class",
     ) -> None:
         self._settings, self._manifest, self._log, self._arrays = settings, manifest, log, arrays
-        self._cache, self._path = state / "images", state / "photos-sent"
+        self._cache, self._path, self._draws = state / "images", state / "photos-sent", Draws(draw_key, state)
+        self.rule: HoldOut = rule
         self.learned = Learned(learned or state)
         self._test: LocalData | None = None
         self._test_beside: bytes | None = None  # which examples it was read beside
@@ -164,7 +178,7 @@ class OwnSamples:
         stamp, ranks = (b"", None) if self._arrays is not None else self._listed_data()
         if ranks is not None:
             ranks = np.concatenate([ranks, np.frombuffer(self.learned.mark, "<u8")])
-        return stamp + self.learned.mark, ranks
+        return self.rule.encode() + stamp + self.learned.mark, ranks
 
     def _listed_data(self) -> tuple[bytes, _Ranks | None]:
         """What `--data` names now."""
@@ -174,7 +188,7 @@ class OwnSamples:
             with contextlib.suppress(OSError):
                 looks = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
                 return hashlib.sha256(repr(looks).encode()).digest(), None
-        listing = list_source(path)
+        listing = list_source(path, each_alone=self.rule != "of each class")
         ranks = ranks_of((listing.name(row) for row in range(len(listing))), len(listing), 0)
         return listing.stamp, ranks
 
@@ -185,21 +199,31 @@ class OwnSamples:
         share = settings.hold_out
         if share is None:
             share = HOLD_OUT if settings.test is None or m.cut else 0.0
+        if share and self.rule == "nothing":
+            log("no photo is held out: this bundle's noise takes it to be known how many of each class are summed")
+        share = 0.0 if self.rule == "nothing" else share
+        draws = None if self.rule == "of each class" else self._draws
         options: dict[str, Any] = {"log": log, "cache": cache, "learned": self.learned}
         if settings.test is not None and self._test_beside != self.learned.mark:
             test = load_data(settings.test, m, purpose="test", **options)
             self._test, self._test_beside = test if len(test) else None, self.learned.mark
         held: LocalData | None = None
         if self._arrays is not None:
-            data, held = self.learned.added(*hold_back(from_arrays(*self._arrays, m), share=share, least=LEAST), m)
-        elif share:
-            data, held = load_held_out(settings.data, m, share=share, least=LEAST, **options)
+            whole = from_arrays(*self._arrays, m)
+            data, held = self.learned.added(*hold_back(whole, share=share, least=LEAST, draws=draws), m)
+        elif share or draws is not None:
+            data, held = load_held_out(settings.data, m, share=share, least=LEAST, draws=draws, **options)
         else:
             data = load_data(settings.data, m, **options)
+        if not len(data) and method(m.method).trains:  # all of them are held out
+            raise DataError(
+                settings.data, expected="photos to train on", got="few, and all held out", hint="more photos"
+            )
         if not share:
             return Samples(data, self._test, None)
         if held is None or not len(held):
             lost = "accuracy stays unknown; --test" if self._test is None else "nothing shows whether training helps"
-            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: {lost}")
+            few = f"too few photos to hold {share:.0%} out of classes of {LEAST} or more"
+            log(f"{few if draws is None else 'no photo is drawn to be held out'}: {lost}")
             return Samples(data, self._test, None)
         return Samples(data, held if self._test is None else self._test, held)

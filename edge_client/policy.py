@@ -7,14 +7,17 @@
     releases_per_day = 4                # 0.25 is one in four days
     blinded          = true             # no open sum: shares of sums alone, for the helper of client --helper-key
     figures          = ["accuracy"]     # of those in a status that are computed from samples
+    joint_head       = true             # where a round leaves it out: a head of its sums and those that agree, for them
     epsilon          = 4.0              # over every release of any kind,
     delta            = 1e-6             # with this δ,
     neighbours       = "add-remove"     # for data that differs in one sample more or fewer; or "replace"
     ledger           = "/var/lib/protofleet-ledger/kitchen.sqlite"  # instead of in the state directory
 
-A key that is left out restricts nothing. An announcement, a bundle or a roll-out is never asked here: it can be refused
-by what stands in the file, and cannot change it. What has left so far is in the ledger (`ledger.py`), and both meet in
-`releases.py`.
+A key that is left out restricts nothing, and `joint_head`, which alone allows something, allows nothing then. A file
+without any key is refused: it is a policy that got lost. The terms of the last start are on record beside the ledger
+and in the journal; a start with looser ones (`looser`) is refused until the owner says so (`client
+--accept-looser-policy`). An announcement, a bundle or a roll-out is never asked here: it can be refused by what stands
+in the file, and cannot change it. What has left so far is in the ledger (`ledger.py`), and both meet in `releases.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from contract.messages import MAX_ROUND, Announcement, Encoding
 from contract.methods import METHODS
 from contract.statistics import Statistic
 
-__all__ = ["FIGURES", "Figure", "Neighbours", "Policy", "Refusal", "read_policy"]
+__all__ = [
+    "FIGURES", "Figure", "Neighbours", "Policy", "Recorded", "Refusal", "looser", "read_policy", "read_record",
+]  # fmt: skip
 
 Neighbours = Literal["add-remove", "replace"]
 Figure = Literal["accuracy", "drift", "new-photos"]
@@ -63,6 +68,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     min_samples: int = 1
     releases_per_day: float | None = None
     blinded: bool = False
+    joint_head: bool = False
     figures: tuple[Figure, ...] | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -116,6 +122,9 @@ def read_policy(file: str) -> Policy:
     """
     where = f"--policy {file}"
     values = read_toml(file, where)
+    if not values:
+        hint = "min_samples = 1, which restricts nothing, or no --policy"
+        raise UsageError(where, expected="at least one of a policy's keys", got="none", hint=hint)
     known = Policy.__struct_fields__
     for name in values:
         if name not in known:
@@ -131,6 +140,58 @@ def read_policy(file: str) -> Policy:
     _check_budget(where, policy)
     _check_ledger(where, policy)
     return policy
+
+
+class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The terms of a start, and how often terms had changed by then: of two records the later one counts."""
+
+    change: int
+    policy: Policy
+
+    def text(self) -> str:
+        """As it is kept."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+    def followed_by(self, policy: Policy) -> Recorded:
+        """The record of the next start."""
+        return self if policy == self.policy else Recorded(self.change + 1, policy)
+
+
+def read_record(text: str) -> Recorded:
+    """What `Recorded.text` wrote.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return msgspec.json.decode(text, type=Recorded)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"terms of a policy: {error}") from None
+
+
+def looser(now: Policy, before: Policy) -> tuple[str, ...]:
+    """The keys in which `now` lets more be released than `before`, or something else."""
+    lists = ("methods", "statistics", "encodings", "figures")
+    found = [name for name in lists if _more_names(_allowed(now, name), _allowed(before, name))]
+    found += ["min_samples"] * (now.min_samples < before.min_samples)
+    for name in ("releases_per_day", "epsilon", "delta"):
+        most, limit = getattr(now, name), getattr(before, name)
+        found += [name] * (limit is not None and (most is None or most > limit))
+    found += ["joint_head"] * (now.joint_head and not before.joint_head)
+    found += ["blinded"] * (before.blinded and not now.blinded)
+    found += ["neighbours"] * (before.is_private and now.neighbours != before.neighbours)
+    restricts = msgspec.structs.replace(before, ledger=None, joint_head=False) != Policy()
+    return (*found, *(["ledger"] * (restricts and now.ledger != before.ledger)))
+
+
+def _allowed(policy: Policy, name: str) -> tuple[str, ...] | None:
+    """The names of a list; None for all. With an ε no figure is told."""
+    names: tuple[str, ...] | None = () if name == "figures" and policy.is_private else getattr(policy, name)
+    return names
+
+
+def _more_names(now: tuple[str, ...] | None, before: tuple[str, ...] | None) -> bool:
+    return before is not None and (now is None or not set(now) <= set(before))
 
 
 def _check_names(where: str, values: dict[str, Any]) -> None:
@@ -189,6 +250,9 @@ def _check_budget(where: str, policy: Policy) -> None:
             got=", ".join(policy.figures),
             hint="figures = [], or no epsilon",
         )
+    if policy.joint_head and (policy.is_private or policy.blinded):
+        expected = "neither epsilon nor blinded, since nobody is compared there, and so nobody is left out"
+        raise UsageError(f"{where}: joint_head", expected=expected, got="epsilon" if policy.is_private else "blinded")
     if policy.is_private and policy.blinded:
         expected = "one of the two, since no noise is added to sums that are blinded, and so there is no ε"
         raise UsageError(f"{where}: blinded with epsilon", expected=expected, got="both")

@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.answers import way_in_words
 from contract.bundle import Bundle
 from contract.errors import DataError, ProtofleetError, UsageError, near_names
-from contract.methods import METHODS, closing_method, method
+from contract.methods import method
 from contract.plausible import largest_norm
 from contract.terminal import counted
-from edge_client.answering import Answering, known_answers
+from edge_client.answering import Answering, known_answers, usual_way
 from edge_client.data.decode import Broken, check_channels, decode_all
 from edge_client.data.npz import pixels
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution
 from edge_client.knowledge import Knowledge
+from edge_client.left_out import LeftOut
 from edge_client.local import Remembered
 from edge_client.provider_trials import Providers
 from edge_client.trainer import Weights
@@ -91,6 +93,7 @@ class _Ready:
     answering: Answering
     params: Weights
     basis: str
+    whose: str
     own: bool
     extractor: Extractor
     novelty: Novelty
@@ -171,6 +174,11 @@ class Predictor:
     def basis(self) -> str:
         """What the answers rest on, for a person."""
         return self._ready.basis
+
+    @property
+    def way_in_words(self) -> str:
+        """The way that is used, for a person: whose it is, too."""
+        return way_in_words(self.way, whose=self._ready.whose)
 
     @property
     def measure(self) -> str:
@@ -276,8 +284,18 @@ class Predictor:
         if state is not None and doubt:
             self._say(f"global version {state.version} is not taken up: {doubt}")
             state = None if before is None else before.known.state
-        answers = known_answers(m, local, state)
-        way = _chosen(answers, m.method, bool(known.weights), self._wanted)
+        alone = None if self._wanted is not None else known.alone  # a way that is asked for is the fleet's
+        by = state  # what the answers follow from
+        together = alone is not None and alone.answers_together
+        if alone is not None and (together or not known.weights) and known.own is not None:
+            by = known.own.below(m.classes)
+        answers, wanted = known_answers(m, local, by), self._wanted
+        if together:
+            shared = {way: each for way, each in answers.items() if each.extractor == "bundle"}
+            wanted = usual_way(shared, m.method, trained=False)
+        elif alone is not None and known.weights and found.alone_way(m.head) in answers:
+            wanted = found.alone_way(m.head)
+        way = _chosen(answers, m.method, bool(known.weights), wanted)
         answering = answers[way]
         own = answering.extractor == "local" and bool(known.weights)
         settled = replace(known, state=state)
@@ -288,11 +306,12 @@ class Predictor:
             way=way,
             answering=answering,
             params=params if own else bundle.params,
-            basis=_basis(answering, settled),
+            basis=_basis(answering, settled, alone),
+            whose="the fleet's" if alone is None else alone.whose,
             own=own,
             extractor=self._extractor(bundle, known, params if own else None, before),
-            novelty=novelty_of(answering, known.means, state, m),
-            version=0 if state is None else state.version,
+            novelty=novelty_of(answering, known.means, by, m),
+            version=0 if state is None or alone is not None else state.version,
         )
 
     def _extractor(self, bundle: Bundle, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
@@ -331,13 +350,9 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
             hint = near_names(wanted, answers) if answers else "a round first"
             raise UsageError("--way", expected="a way of answering that is known here", got=wanted, hint=hint)
         return wanted
-    found = method(own)
-    shared = [found, closing_method(), *METHODS.values()]
-    over_bundle = [each.way for each in shared if not each.trains]
-    order = [found.way, *over_bundle] if trained else [*over_bundle, found.way, "head"]
-    for way in order:
-        if way in answers:
-            return way
+    way = usual_way(answers, own, trained=trained)
+    if way is not None:
+        return way
     raise UsageError(
         "nothing to answer with",
         expected="a device that has done a round, a global state that knows a class, or a bundle with a head",
@@ -346,9 +361,11 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
     )
 
 
-def _basis(answering: Answering, known: Knowledge) -> str:
+def _basis(answering: Answering, known: Knowledge, alone: LeftOut | None) -> str:
     """What the answers rest on, for a person."""
     own = answering.extractor == "local" and known.weights
     features = f"own weights after {counted(known.rounds, 'round')}" if own else "the bundle's weights"
     state = known.state
+    if alone is not None:
+        return f"{features}, this device's {alone.chosen}"
     return f"{features}, {'no global state' if state is None else f'global version {state.version}'}"

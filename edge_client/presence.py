@@ -1,12 +1,15 @@
 """One process for each device id: when to announce a birth, and how to notice a second process. No I/O.
 
 Two processes with one id would mix their contributions under one key. They tell each other apart by `instance`, 8
-random bytes in the MQTT client id, so that neither throws the other out, and in every birth and death on the device's
-own status topic, which each also reads. Once a process has seen its own birth there, a birth of an instance that is
-neither its own nor that of an earlier process of its state directory is a second process, and the one that notices
-stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so that
-the newer one, which spoke last, never sees an answer. Where the broker has one session for each certificate, they throw
-each other out instead, and know by that (`contract/eviction.py`); there the newcomer stops.
+random bytes in every birth and death on the device's own status topic, which each also reads; the client ids differ,
+so neither throws the other out. Once a process has seen its own birth there, a birth of another instance is a second
+process. It answers with a birth that names that instance (`Rival`), which tells the aggregator, too. A process that is
+named so was second, and ends: it heard the other before its own birth, or has not been there for as long. Nobody ends
+without an answer, so a birth that was recorded, or of a process that is dead, ends nobody, and who comes after a power
+cut comes up at once. Where the broker has one session for each certificate, the two throw each other out instead, and
+know by that (`contract/eviction.py`); there, too, the newcomer stops, and the first says who it was. A newcomer whose
+state was copied while the first ran takes the first's death for one of its own earlier processes: it needs more of them
+to know, and whoever was there before is more patient than that.
 
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
 broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
@@ -21,14 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contract.errors import LinkError
+from contract.errors import SecondProcessError
 from contract.eviction import Eviction
-from contract.messages import Status
+from contract.messages import Rival, Status
 
 __all__ = ["Presence"]
 
 _LISTEN_S = 2.0
 _MEND_EACH_S = 10.0
+_AT_ONCE_S = 5.0  # between two starts of which none is the first
+_PATIENT, _NEVER = 5, 1 << 30  # evictions in a row
 _REMEMBERED = 64  # starts whose instances the journal knows
 
 
@@ -57,13 +62,18 @@ class Presence:
         self._mended_s, self._mends, self._answered_s = float("-inf"), False, float("-inf")
         self._issued = 0  # of our newest birth
         self._seen_self = False
-        self._eviction = Eviction()
+        self._seen_self_s = 0.0
+        self._before: bytes | None = None  # whose birth stood there before our own
+        self._rival: Status | None = None  # whom we answer
+        self._eviction = Eviction(settled=_PATIENT)
+        self._by_our_own = Eviction(newcomer=_PATIENT - 1, settled=_NEVER)
         self._birth_due_s: float | None = None
 
     def connected(self, now_s: float) -> None:
         """A connection is up: the first birth is due at once, a later one after listening."""
         self._birth_due_s = now_s + (_LISTEN_S if self._seen_self else 0.0)
         self._eviction.connected(now_s)
+        self._by_our_own.connected(now_s)
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -75,7 +85,12 @@ class Presence:
         Args:
             issued: its number, where the device signs.
         """
-        self._birth_due_s, self._mends, self._issued = None, False, issued
+        self._birth_due_s, self._mends, self._issued, self._rival = None, False, issued, None
+
+    def rival(self, now_s: float) -> Rival | None:
+        """Whom the next birth answers; None for nobody."""
+        other = self._rival
+        return None if other is None else Rival(other.instance, int(self._age_s(now_s)), other.boot, other.profile)
 
     def birth_due(self, now_s: float) -> bool:
         """Whether to publish a birth now."""
@@ -95,28 +110,57 @@ class Presence:
         """A status on this device's own topic.
 
         Raises:
-            LinkError: another process runs under this device's id.
+            SecondProcessError: another process was there first under this device's id.
         """
         strange = status.instance != self._instance and not self._is_own(status.instance)
-        self._eviction.heard(strangers_death=strange and not status.online)
-        if self._eviction.is_sure:
-            raise self._another("one that takes this one's session at the broker, with the same certificate")
+        throws_out = self._eviction.heard(strangers_death=strange and not status.online)
+        self._by_our_own.heard(strangers_death=status.instance != self._instance and not (strange or status.online))
+        if self._eviction.is_sure or self._by_our_own.is_sure:
+            raise self._second("one that takes this one's session at the broker, with the same certificate", status)
+        names_us = status.rival is not None and status.rival.instance == self._instance
+        if names_us and self._is_second(status, now_s):
+            raise self._second("one that was there before", status)
         if status.instance == self._instance:
-            self._seen_self = True
-            if status.online and status.issued < self._issued:
-                self.overwritten(now_s)
-            elif status.online and self._mends:  # it came after what had taken its place
-                self._birth_due_s, self._mends = None, False
-            elif not status.online:  # our own last will, or the aggregator that asks whether we are still there
-                self._answer(now_s)
-            elif self._birth_due_s is not None:  # what is retained of us
-                self._birth_due_s = now_s
+            self._heard_ourselves(status, now_s)
         elif self._seen_self and not status.online:
+            self._rival = status if throws_out else self._rival
             self._answer(now_s)
-        elif self._is_signed and (status.boot <= self._boot - _REMEMBERED or self._is_own(status.instance)):
+        elif not names_us and self._is_recorded(status):
             self.overwritten(now_s)
-        elif self._seen_self and strange:
-            raise self._another("a second one")
+        elif self._seen_self and (strange or names_us):
+            self._rival = status
+            self._answer(now_s)
+        elif not self._seen_self and status.online:
+            self._before = status.instance
+
+    def _heard_ourselves(self, status: Status, now_s: float) -> None:
+        if not self._seen_self:
+            self._seen_self, self._seen_self_s = True, now_s
+        if status.online and status.issued < self._issued:
+            self.overwritten(now_s)
+        elif status.online and self._mends:  # it came after what had taken its place
+            self._birth_due_s, self._mends = None, False
+        elif not status.online:  # our own last will, or the aggregator that asks whether we are still there
+            self._answer(now_s)
+        elif self._birth_due_s is not None:  # what is retained of us
+            self._birth_due_s = now_s
+
+    def _is_recorded(self, status: Status) -> bool:
+        """Whether it is of a start long ago, sent again by somebody who has recorded it."""
+        return self._is_signed and (status.boot <= self._boot - _REMEMBERED or self._is_own(status.instance))
+
+    def _age_s(self, now_s: float) -> float:
+        """For how long we have been here."""
+        return max(0.0, now_s - self._seen_self_s) if self._seen_self else 0.0
+
+    def _is_second(self, other: Status, now_s: float) -> bool:
+        """Whether the process that names us came first. Of two that came at once the one with the lower instance goes,
+        so that one stays, whatever the messages take on their way."""
+        assert other.rival is not None
+        if not self._seen_self or other.instance == self._before:
+            return True
+        lead_s = self._age_s(now_s) - other.rival.age_s
+        return lead_s < -_AT_ONCE_S or (lead_s <= _AT_ONCE_S and self._instance < other.instance)
 
     def _answer(self, now_s: float) -> None:
         """Say that we are here: at once, but not for each of many that ask: a birth that is signed is a write on the
@@ -126,10 +170,11 @@ class Presence:
             self._birth_due_s, self._answered_s = due_s, due_s
             self._mends = False
 
-    def _another(self, got: str) -> LinkError:
-        return LinkError(
+    def _second(self, got: str, other: Status) -> SecondProcessError:
+        board = f" on a board {other.profile}" if other.profile else ""
+        return SecondProcessError(
             f"another process runs as device {self._device_id}",
             expected="one process for each id",
-            got=got,
-            hint="an --id, and a certificate, of its own for each device",
+            got=f"{got}: instance {other.instance.hex()}, start {other.boot}{board}",
+            hint="an --id, a --state and a certificate of its own for each device",
         )

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import UsageError
+from contract.extras import install_command
 from contract.mechanism import Mechanism
 from edge_client.ledger import Cost
 
@@ -30,7 +31,6 @@ __all__ = ["Accountant", "cost_of"]
 
 _AHEAD = 200  # releases; 4 ms each
 _TIMEOUT_S = 300.0
-_HINT = "pip install 'protofleet[privacy]'"
 _LEAST = 1e-6  # of multipliers; ε is above 10¹¹ there
 _ROUNDED_UP = 1.0 + 1e-6  # so that sums that differ in their last bits are one, and never one that is too small
 
@@ -100,7 +100,9 @@ def _epsilons(delta: float, costs: Sequence[float]) -> list[float]:
         return [float(value) for value in json.loads(done.stdout)]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no word"])[-1]
-        raise UsageError("the privacy accountant", expected="dp-accounting", got=last, hint=_HINT) from None
+        raise UsageError(
+            "the privacy accountant", expected="dp-accounting", got=last, hint=install_command("privacy")
+        ) from None
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise UsageError("the privacy accountant", expected="a table of ε", got=error) from None
 

@@ -2,7 +2,8 @@
 
 Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until something is
 wrong (one line; 1 for a failure, 2 for bad input), a signal ends it (130 for Ctrl-C, 143 for SIGTERM: the goodbye is
-said, and nothing is lost), or its run is finished where that was asked for (0). SIGUSR1 makes it look at its photos.
+said, and nothing is lost), or its run is finished where that was asked for (0). SIGUSR1 makes it look at its photos;
+one that comes while it starts waits until it can.
 
 `become` replaces the present process by one that runs nothing but this: same process id, same standard streams, but
 without what parsed the command line. Typer, rich and pydantic take 12 MB that a small board would carry for months
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from contract.errors import ProtofleetError
-from contract.interrupt import Terminated, hold_back, interruptible
+from contract.interrupt import Terminated, hold_back, interruptible, let_through
 from contract.json_output import is_stdout, write_json
 from contract.terminal import keep_printable, printable
 from edge_client.config import ClientConfig
@@ -66,6 +67,8 @@ def main(arguments: list[str]) -> int:
     except MemoryError as error:
         print(f"error: not enough memory ({error or 'Python says no more'})", file=sys.stderr)
         return 1
+    finally:
+        hold_back(signal.SIGUSR1)  # at its end Python forgets our answer, and the signal would change the exit code
 
 
 def run(settings: ClientConfig) -> int:
@@ -106,4 +109,5 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
 
     service = Service(settings)
     signal.signal(signal.SIGUSR1, lambda number, frame: service.look())
+    let_through(signal.SIGUSR1)  # held back since the command began: what has come meanwhile is answered
     service.run(log, on_summary)

@@ -11,23 +11,27 @@ and the client id is drawn anew for each publisher, so that it meets no device's
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from contract import topics
 from contract.address import Address
 from contract.errors import LinkError, UsageError
 from contract.link import Connected, Disconnected, Failed, Link, Noticed
+from contract.terminal import undisclosed
 
 __all__ = ["LinePublisher", "Target"]
 
 _FLYING = 64  # lines that wait for their acknowledgement
 _LOOK_S, _BUSY_S = 0.5, 0.05
 _OWN = topics.PREFIX.split("/")[0]
+_URL = re.compile(r"(?P<broker>(?i:mqtts?)://[^/?#]+)/(?P<topic>[^?#@]+)")  # an @ behind the / may end a password
+_EXPECTED = "mqtt[s]://BROKER/TOPIC, with %3F, %23 and %40 for ? # @"
 
 
 @dataclass(frozen=True)
@@ -46,29 +50,19 @@ class Target:
         Raises:
             UsageError: it names none, a topic of a fleet's, or one that cannot be published to.
         """
-        expected = "mqtt[s]://BROKER/TOPIC"
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise UsageError("--publish", expected=expected, got=url) from None
-        topic = unquote(parts.path[1:])
-        if not topic or parts.query or parts.fragment or parts.scheme not in ("mqtt", "mqtts"):
-            hint = "%3F and %23 for ? and #" if parts.query or parts.fragment else "mqtt://127.0.0.1/kitchen/answers"
-            raise UsageError("--publish", expected=expected, got=_without_password(url), hint=hint)
+        parts = _URL.fullmatch(url)
+        if parts is None:
+            hint = "mqtt://127.0.0.1/kitchen/answers"
+            raise UsageError("--publish", expected=_EXPECTED, got=undisclosed(url), hint=hint)
+        topic = unquote(parts["topic"])
         if topic.split("/")[0] == _OWN:
             raise UsageError("--publish", expected=f"a topic that is no fleet's, not below {_OWN}/", got=topic)
         if set(topic) & {"+", "#", "\0"} or topic.startswith("$") or len(topic.encode()) > 65_535:
             raise UsageError("--publish", expected="a topic without + and #, not beginning with $", got=topic)
-        broker = parts._replace(path="").geturl()
-        return cls(Address.parse(broker, ca_file=ca_file, cert_file=cert_file, key_file=key_file), topic)
+        return cls(Address.parse(parts["broker"], ca_file=ca_file, cert_file=cert_file, key_file=key_file), topic)
 
     def __str__(self) -> str:
         return f"{self.topic} at {self.address}"
-
-
-def _without_password(url: str) -> str:
-    before, at, after = url.rpartition("@")
-    return f"{before.split('://')[0]}://…@{after}" if at else url
 
 
 class LinePublisher:

@@ -19,7 +19,7 @@ status go through `figures`, and what an earlier process left in the outbox thro
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,10 @@ from contract.statistics import Participation
 from contract.terminal import counted
 from contract.wire import encode
 from edge_client.elapsed import Moment, moment
-from edge_client.journal import Journal, Key
+from edge_client.journal import Journal, Key, read_contributed
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, Terms, What, digest_of
-from edge_client.policy import Neighbours, Policy, Refusal
+from edge_client.own_samples import HoldOut
+from edge_client.policy import Neighbours, Policy, Recorded, Refusal, looser, read_record
 from edge_client.privacy import Accountant, cost_of
 
 __all__ = ["Releases", "ledger_path"]
@@ -74,20 +75,38 @@ class Releases:
         self.policy, self._ledger, self._fleet, self._own, self._hyper = policy, ledger, fleet, own, hyper
         self._now = now
         self._figures: Mapping[str, float] = {}
-        self._last, self._noised = Cost(), False
+        self._last, self._noised, self._missing = Cost(), False, 0
+        self._journal: Journal | None = None
         delta = policy.delta if policy.delta is not None else hyper.get("delta")
         stated = policy.is_private or self._mechanism(own) is not None
         self._accountant = Accountant(float(delta)) if stated and delta is not None else None
 
-    def begin(self, journal: Journal) -> None:
-        """See that the ledger holds what the journal does, and that the policy's ε can hold at all.
+    def begin(self, journal: Journal, *, others: Iterable[Path] = (), accepts_looser: bool = False) -> None:
+        """See that the policy is no looser than the last one, that the ledger holds what the journals do, and that the
+        policy's ε can hold at all.
+
+        Args:
+            others: directories of the journals of other fleets that this device was in.
+            accepts_looser: whether the owner says that looser terms are meant.
 
         Raises:
             PrivacyError: there is an ε, and something has left without.
-            UsageError: there is an ε to state, and `dp-accounting` is not installed.
+            UsageError: the policy is looser than the terms on record; or there is an ε to state, and `dp-accounting` is
+                not installed.
             StoreError: the disk refused.
         """
-        self._ledger.found_missing(self._fleet, journal.contributed(), self._now())
+        self._journal = journal
+        texts = self._ledger.policy(), journal.policy()
+        known = self._on_record(*texts, skips=accepts_looser)
+        for each in () if accepts_looser else known:
+            self._check_terms(each.policy)
+        made = [(self._fleet, journal.contributed()), *map(read_contributed, others)]
+        self._missing = sum(self._ledger.found_missing(fleet, keys, self._now()) for fleet, keys in made)
+        needed = self._accountant is not None
+        for name, is_noised in self._ledger.noised().items():
+            self._noised |= is_noised
+            if name in METHODS:
+                self._note_noise(METHODS[name])
         delta = None if self._accountant is None else self._accountant.delta
         self._ledger.put_terms(Terms(self.policy.epsilon, delta, self.policy.neighbours))
         spent = self._ledger.spent()
@@ -100,8 +119,58 @@ class Releases:
                     got=counted(bare, "release") + " without",
                     hint="a new --state for samples of which nothing has left yet, or no epsilon",
                 )
-        if self._accountant is not None:
+        if needed and self._accountant is not None:
             self._accountant.look_ahead([(1.0, 0.0)])  # so that a package that is missing is known now
+        terms = known[0].followed_by(self.policy) if known else Recorded(1, self.policy)
+        self._ledger.put_policy(terms.text())
+        journal.put_policy(terms.text())
+
+    @staticmethod
+    def _on_record(*texts: str | None, skips: bool) -> list[Recorded]:
+        """The latest terms on record; several where no number tells which are later, as of two devices' files.
+
+        Args:
+            skips: what cannot be read.
+
+        Raises:
+            UsageError: there are some that this program cannot read.
+        """
+        found = list[Recorded]()
+        for text in texts:
+            try:
+                found += [] if text is None else [read_record(text)]
+            except ValueError as error:
+                if not skips:
+                    raise UsageError(
+                        "the policy's terms on record",
+                        expected="terms that this program knows",
+                        got=error,
+                        hint="client --accept-looser-policy, once, where the policy is as it should be",
+                    ) from None
+        latest = max((each.change for each in found), default=0)
+        return [each for each in found if each.change == latest]
+
+    def _check_terms(self, before: Policy) -> None:
+        found = looser(self.policy, before)
+        if found:
+            raise UsageError(
+                "the policy is looser than when this device last started",
+                expected=_told(before, found),
+                got=_told(self.policy, found),
+                hint="--policy with the file that is meant, or once client --accept-looser-policy",
+            )
+
+    def hold_out(self, asked: Announcement | None = None) -> HoldOut:
+        """What of the photos is held out of a contribution, to test with, so that its ε is true of the folder.
+
+        Args:
+            asked: the contribution is for it; None for none yet.
+        """
+        wanted = () if asked is None else (method(asked.method),)
+        found = [each for each in map(self._mechanism, (self._own, *wanted)) if each is not None]
+        if any(each.release(np.ones(1, np.int64)).public for each in found):
+            return "nothing"
+        return "each alone" if found or self.is_private else "of each class"
 
     # ── before it is made ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,6 +304,22 @@ class Releases:
         """
         self._record("sat-out", asked, asked.encoding, payload, Cost(0.0, 0.0))
 
+    def withheld(self, asked: Announcement, payload: bytes, counts: NDArray[np.integer]) -> None:
+        """A contribution was made of the samples, and its numbers did not fit what it may travel in. That is told, and
+        follows from them: it costs what the contribution would have.
+
+        Args:
+            payload: what goes out instead.
+            counts: as for `refusal`.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        found = method(asked.method)
+        self._note_noise(found)
+        what: What = "sat-out" if self._mechanism(found) is None else "round"
+        self._record(what, asked, asked.encoding, payload, self._cost(found, counts))
+
     def figures(self, figures: Mapping[str, float]) -> None:
         """A status is to say these, which are computed from samples; it may on return.
 
@@ -248,6 +333,8 @@ class Releases:
         names = ", ".join(sorted({name.partition("_")[0] for name in figures}))
         entry = Entry("figures", self._fleet, b"", 0, "", names, "", 1, len(told), digest, Cost())
         self._ledger.record(entry, self._now())
+        if self._journal is not None:
+            self._journal.note_figures()
         self._figures = dict(figures)
 
     def may_send(self, key: Key) -> str:
@@ -279,12 +366,15 @@ class Releases:
 
     @property
     def is_private(self) -> bool:
-        """Whether nothing but noised contributions may be told: there is an ε, the bundle's method adds noise, or what
-        was made last had some."""
+        """Whether nothing but noised contributions may be told: there is an ε, the bundle's method adds noise, or
+        something that was made, at whatever start, had some."""
         return self.policy.is_private or self._noised or self._mechanism(self._own) is not None
 
     def warning(self) -> str:
         """What its owner should know at the start; empty for nothing."""
+        if self._missing and self.policy.releases_per_day is not None:
+            lost = f"the ledger lacks {counted(self._missing, 'release')} that the journal has"
+            return f"{lost}: releases_per_day counts them as made now, the next in {self.wait_s() / 3600:.1f} h"
         if not self.policy.is_private or self._mechanism(self._own) is not None:
             return ""
         if issubclass(self._own.statistic, Participation):
@@ -317,7 +407,12 @@ class Releases:
             return None
         spent, known = self._ledger.spent(), self._accountant
         relation = self._relation(spent)
-        known.look_ahead(_both(spent, self._last))
+        try:
+            known.look_ahead(_both(spent, self._last))
+        except UsageError:  # as in `told`
+            if self.policy.is_private or self._mechanism(self._own) is not None:
+                raise
+            return None
         by = {name: None if spent.of(name)[1] else known.epsilon(spent.of(name)[0]) for name in _RELATIONS}
         return {
             "epsilon": None if relation is None else by[relation],
@@ -340,6 +435,16 @@ class Releases:
     @staticmethod
     def _bare(spent: Spent) -> int:
         return min(spent.bare_add_remove, spent.bare_replace)
+
+
+def _told(policy: Policy, names: Iterable[str]) -> str:
+    """Some terms of a policy, as its file has them."""
+    values = {name: getattr(policy, name) for name in names}
+    words = {
+        name: "any" if value is None else " or ".join(value) or "none" if isinstance(value, tuple) else str(value)
+        for name, value in values.items()
+    }
+    return ", ".join(f"{name} {word}" for name, word in words.items())
 
 
 def ledger_path(state: Path, policy: Policy) -> Path:

@@ -1,7 +1,8 @@
 """A round of this device: run it, make it durable, hand it to the outbox, and report on it once its result is back.
 
 Photos that came or went since the last one are taken in first. While those there are now cannot be read, the device
-sits its rounds out: nothing is made of photos that its owner has taken away.
+sits its rounds out, and where noise is added it sends noise alone: nothing is made of photos that its owner has taken
+away. Before a round with noise, photos are held out as that noise asks for (`Releases.hold_out`).
 
 A round that the owner's policy refuses is answered without any row, before anything is read or computed. Otherwise,
 what was made of the samples goes into the ledger (`releases.py`); then weights, contribution and the round's mark are
@@ -15,19 +16,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 
 from contract.accuracy import Accuracy
 from contract.errors import DataError, DivergedError, PrivacyError, UsageError
-from contract.messages import MAX_VERSION, Announcement, Encoding, Receipt
+from contract.messages import MAX_VERSION, Announcement, Encoding, GlobalPart, Receipt
 from contract.service_manager import ServiceManager
-from contract.terminal import counted
+from contract.state import GlobalCollector, GlobalState
+from contract.terminal import counted, printable
 from contract.wire import encode
 from edge_client import process_metrics
 from edge_client.blinded import Blinding
 from edge_client.device import Device, RoundResult
-from edge_client.evaluate import in_words
+from edge_client.evaluate import Evaluation, Heads, in_words
 from edge_client.history import append_line, history_line
 from edge_client.journal import Journal, Pending, Report
+from edge_client.left_out import LeftOut
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Refusal
@@ -84,6 +88,12 @@ class RoundWork:
         self._unreported = journal.unreported()
         self._standing = StandingSums(device, journal, device_id, releases, seal)
         self._seal, self.refused = seal, ""
+        self._left_out = journal.left_out()
+        device.left_out = "" if self._left_out is None else self._left_out.method
+        self._joint_parts = GlobalCollector()
+        self._take_up_joint()
+        self._told_left_out: LeftOut | None = None  # as it was said last
+        self._compared: tuple[bytes, int] | None = None  # run and version of the state that the own head was tried on
         self._note = self._exposed = ""  # what was said last where sums stand, and of what is shown
 
     @property
@@ -104,6 +114,8 @@ class RoundWork:
         what = f"round {a.round} ({a.method})"
         clock, began_s = process_metrics.StepClock(), time.monotonic()
         refusal = self._refusal(a)
+        if refusal is None and self._samples is not None:
+            self._samples.rule = self._releases.hold_out(a)
         readable = refusal is None and self._take_in_photos(what, "the round is left out", self._log)
         if readable:
             refusal = self._refusal(a)  # once more: a mechanism may cost more with the photos that came
@@ -111,7 +123,7 @@ class RoundWork:
             self._log(f"{what} is refused: {refusal.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
         else:
-            result = self._result(Task(a, task.state), what, clock) if readable else self._device.sit_out(a)
+            result = self._result(Task(a, task.state), what, clock) if readable else self._device.unread(a)
         payload, refusal, result = self._ledgered(a, result, refusal)
         self.refused = "" if refusal is None else f"{what}: {refusal.word}"[:MAX_VERSION]
         seconds = time.monotonic() - began_s
@@ -166,9 +178,11 @@ class RoundWork:
                 plain, encoding, payload = found
                 self._releases.made(a, encoding, plain, self._device.samples.counts(self._device.classes))
                 return payload, None, result
-            refusal = found
-            self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}; nothing of the photos is sent")
+            self._log(f"round {a.round} ({a.method}) is refused: {found.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
+            payload = encode(result.contribution, a.encoding)
+            self._releases.withheld(a, payload, self._device.samples.counts(self._device.classes))
+            return payload, found, result
         payload = encode(result.contribution, a.encoding)
         self._releases.abstained(a, payload)
         return payload, refusal, result
@@ -232,6 +246,104 @@ class RoundWork:
         self._standing.told(receipt, time.monotonic())
         if self._probation is not None:
             self._probation.settled(receipt)
+
+    def judged(self, receipt: Receipt) -> None:
+        """The aggregator says whether a closed round of this device counts; durable on return.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        known, key = self._left_out, (receipt.run, receipt.round, receipt.method)
+        state = self._follower.state(receipt.run)
+        newest = 0 if state is None else self._journal.newest_held(receipt.run, state.round)
+        if known is not None and known.run == receipt.run.hex():
+            newest = max(newest, known.round)
+        if receipt.round < newest or not self._journal.is_done(key):
+            return
+        if receipt.counts:
+            if known is None:
+                return
+            self._count_again(f"the fleet's aggregator counts round {receipt.round} of this device")
+        else:
+            found = LeftOut(receipt.run.hex(), receipt.round, receipt.method, printable(receipt.why))
+            if known is not None and (known.run, known.round) == (found.run, found.round):
+                return
+            if known is not None:  # what it answers by stands until the heads are compared again
+                found = replace(known, run=found.run, round=found.round, method=found.method, why=found.why)
+            self._left_out, self._device.joint = found, None
+            self._journal.keep_left_out(found)
+        self._device.left_out = "" if self._left_out is None else self._left_out.method
+        self._compared = None
+
+    def _count_again(self, why: str) -> None:
+        self._left_out, self._device.left_out, self._device.joint = None, "", None
+        self._journal.keep_left_out(None)
+        self._log(f"{why}: it answers by the fleet's head")
+
+    def _take_up_joint(self) -> None:
+        """The joint head that an earlier process was given; none of it stays where the owner allows it no more."""
+        found = self._left_out
+        if found is None:
+            return
+        if self._releases.policy.joint_head:
+            self._device.joint = self._journal.joint_head()
+        elif found.others:
+            self._left_out = replace(found, **asdict(Heads(0, 0, 0)), others=0)
+            self._journal.keep_left_out(self._left_out)
+
+    def joint_part(self, part: GlobalPart, members: int) -> None:
+        """A part of the joint head of this device and others that agree with it, of the round that left it out; durable
+        on return where it is the last one.
+
+        Raises:
+            StoreError: the disk refused.
+            WireError: parts contradict each other.
+        """
+        found = self._left_out
+        if found is None or self._device.joint is not None or not self._releases.policy.joint_head:
+            return
+        if (part.run.hex(), part.round) != (found.run, found.round):
+            return
+        state = self._joint_parts.add(part)
+        if state is None:
+            return
+        found = replace(found, others=members - 1)
+        self._journal.keep_left_out(found, joint=state)
+        self._left_out, self._device.joint, self._compared = found, state, None
+
+    def compare(self) -> bool:
+        """Of a device that was left out, try its own head, and the joint one where there is one, beside the fleet's
+        newest, and answer by the best one.
+
+        Returns:
+            False where there is nothing to try.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        state = self._follower.newest_state
+        if self._left_out is None or state is None or not state.version or self._unreported:
+            return False
+        if (state.run, state.version) == self._compared:
+            return False
+        self._keep_better(self._device.evaluate(state), state)
+        process_metrics.release_memory()
+        return True
+
+    def _keep_better(self, evaluation: Evaluation | None, state: GlobalState | None) -> None:
+        """Of a device that was left out, which head it answers by from now on."""
+        if self._left_out is None or state is None or not state.version:
+            return
+        heads = None if evaluation is None else self._device.beside_own(evaluation)
+        joint = self._device.joint
+        others = 0 if joint is None else self._left_out.others
+        found = replace(self._left_out, **asdict(Heads(0, 0, 0) if heads is None else heads), others=others)
+        own = joint if found.answers_together else self._device.own_state() if found.answers_alone else None
+        self._journal.keep_left_out(found, own, joint)
+        if found != self._told_left_out:
+            self._log(found.in_words())
+        self._left_out = self._told_left_out = found
+        self._compared = (state.run, state.version)
 
     def _tell_exposure(self, line: str) -> None:
         """Once for each change."""
@@ -301,6 +413,9 @@ class RoundWork:
         state = self._follower.state(run)
         process_metrics.release_memory()  # what sending has left: a head that is solved here takes more than a round
         evaluation = self._device.evaluate(state)
+        if self._left_out is not None and self._left_out.run != run.hex():  # another run, which says nothing of it
+            self._count_again(f"run {run.hex()} counts round {number} of this device")
+        self._keep_better(evaluation, state)
         told = None if evaluation is None else self._device.accuracy(evaluation, name)
         process_metrics.release_memory()
         outcome = self._journal.outcome(report.key)
@@ -321,7 +436,8 @@ class RoundWork:
             measured = state is not None and state.version and not self._releases.is_private
             self._probation.reported(told if measured else None)
         if told is not None:
-            personal = None if evaluation is None else evaluation.all_classes.get("personal")
+            tested = None if evaluation is None else evaluation.tested.get("personal")
+            personal = None if tested is None else tested.among_own
             what = "sums" if "standing" in report.metrics else "round"
             self._log(f"{what} {number}: {in_words(told, self._photos, personal)}")
         if (

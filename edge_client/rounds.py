@@ -74,6 +74,7 @@ class Follower:
         stays: bool = False,
     ) -> None:
         self._stays, self._foreign = stays, False
+        self._apart = ""
         self._device_id, self._bundle = device_id, bundle
         self._is_done, self._took_part, self._was_rejected = is_done, took_part, was_rejected
         self._announcement: Announcement | None = None
@@ -90,6 +91,11 @@ class Follower:
         """Whether a run that this device belongs to is over."""
         a = self._announcement
         return a is not None and a.phase == "finished" and self._belongs(a.run)
+
+    @property
+    def apart(self) -> str:
+        """Why this device takes no part in what is announced, in a few words for the operator; empty where it does."""
+        return self._apart
 
     @property
     def stale(self) -> bool:
@@ -109,7 +115,8 @@ class Follower:
             del self._runs[announcement.run]
         if announcement.phase == "finished":
             return
-        if not self._is_of_bundle(announcement):
+        self._apart = self._why_apart(announcement)
+        if self._apart:
             if self._stays:
                 self._announcement, self._foreign = None, True
             fleet = (announcement.bundle, *announcement.others)
@@ -123,6 +130,13 @@ class Follower:
         self._seen_open[announcement.run] = None
         while len(self._seen_open) > _RUNS_KEPT:
             self._seen_open.popitem(last=False)
+
+    def _why_apart(self, announcement: Announcement) -> str:
+        if self._is_of_bundle(announcement):
+            return ""
+        if announcement.bundle in self._bundle.manifest.extended:
+            return "more classes than the fleet's"
+        return "other classes" if self._shares_extractor(announcement) else "another bundle"
 
     def _is_of_bundle(self, announcement: Announcement) -> bool:
         fleet = (announcement.bundle, *announcement.others)

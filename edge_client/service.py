@@ -35,6 +35,7 @@ from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
+from edge_client.journal import FILE as JOURNAL
 from edge_client.laid_aside import laid_aside
 from edge_client.ledger import Ledger
 from edge_client.memory_limit import fitting_forms, trains_in_parts
@@ -70,6 +71,7 @@ class Service:
         self._settings, self._arrays = settings, arrays
         self._stopping = threading.Event()
         self._client: Client | None = None
+        self._is_look_due = False
         self._has_started = False
         self._manager = ServiceManager()
 
@@ -119,15 +121,26 @@ class Service:
         address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
         state = seated.directory
         in_parts = trains_in_parts(settings, m, bundle.sha256, seated.path, state, log)
-        own = OwnSamples(settings, m, state, log, self._arrays, learned=Path(settings.state))
-        found = own.read()
-        data, test = found.data, found.test
         with seated.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
             seated = _light(seated)
             bundle = seated.bundle
             own_method = method(m.method)
             releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
-            releases.begin(journal)
+            journals = (*file.state.glob(JOURNAL), *file.state.glob(f"fleets/*/{JOURNAL}"))
+            others = [path.parent for path in journals if path.parent != state]
+            releases.begin(journal, others=others, accepts_looser=settings.accept_looser_policy)
+            own = OwnSamples(
+                settings,
+                m,
+                state,
+                log,
+                self._arrays,
+                learned=Path(settings.state),
+                draw_key=journal.draw_key(),
+                rule=releases.hold_out(),
+            )
+            found = own.read()
+            data, test = found.data, found.test
             providers = _providers(settings, seated, log)
             trained = _with_fastest_step(settings, seated, providers, log, in_parts=in_parts)
             graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
@@ -192,6 +205,8 @@ class Service:
                 stopping=self._stopping,
                 manager=self._manager,
             )
+            if self._is_look_due:
+                self.look()
             on_summary(client.summary(), False)
             process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
@@ -224,9 +239,11 @@ class Service:
             self._client.wake()
 
     def look(self) -> None:
-        """Look at the photos now instead of within ten minutes, from any thread, and from a signal handler."""
-        if self._client is not None:
-            self._client.look()
+        """Look at the photos now instead of within ten minutes, or as soon as there is a client that can, from any
+        thread, and from a signal handler."""
+        self._is_look_due = (client := self._client) is None
+        if client is not None:
+            client.look()
 
 
 def _light(seated: Seated) -> Seated:
@@ -289,5 +306,5 @@ def _tells(releases: Releases, figure: Figure, wanted: bool | None, option: str)
     if wanted and not allowed:
         if releases.policy.is_private or not releases.is_private:
             raise UsageError(option, expected=f"a --policy that lets {figure} be told", got="one that does not")
-        raise UsageError(option, expected="a bundle whose method adds no noise", got="one that adds some")
+        raise UsageError(option, expected="a device that has sent nothing with noise", got="one that has, or will")
     return allowed and wanted is not False

@@ -1,7 +1,9 @@
 """What a device believes: with `--trust`, only what a trusted key has signed for the topic on which it came.
 
     announcement            also newer than, or the same as, the newest that this key has signed before (`issued.py`):
-                            one that was recorded and is sent again opens no round and brings back no bundle
+                            one that was recorded and is sent again opens no round and brings back no bundle. The
+                            number may also be old since the aggregator has lost its store: it is told ours then, with
+                            the key's own word for it (`heard`), and goes on above it
     global state, receipt,
     piece                   signed
     own status              what this device has signed itself, or a trusted key; a birth that this key signed at an
@@ -18,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from contract import topics
+from contract.envelopes import Mark
 from contract.errors import SignatureError, WireError
 from contract.link import Received
 from contract.messages import Announcement, Message, Signed, Status
-from contract.signed import Keyring
+from contract.signed import Keyring, key_id
 from contract.wire import decode
 from edge_client.identity import Identity
 from edge_client.issued import IssuedMarks
@@ -61,6 +64,8 @@ class Trust:
         self._status, self._round = topics.status(fleet, device_id), topics.round_(fleet)
         self._told: set[tuple[str, str]] = set()
         self._reported, self._report_at_s = 0, float("-inf")
+        self._old, self._told_old = 0, 0  # announcements below our mark, and as of the last birth
+        self._told_heard: tuple[Mark, ...] = ()
         self.refused = 0
 
     def opened(self, received: Received) -> Message | None:
@@ -81,11 +86,26 @@ class Trust:
             return None
 
     def to_report(self, now_s: float) -> int | None:
-        """How many were refused in all, when it is time to tell the operator; None when not."""
-        if self.refused == self._reported or now_s < self._report_at_s:
+        """How many were refused in all that no trusted key has signed, when it is time to tell the operator; None when
+        not."""
+        strange = self.refused - self._old
+        if strange == self._reported or now_s < self._report_at_s:
             return None
-        self._reported, self._report_at_s = self.refused, now_s + _TELL_S
-        return self.refused
+        self._reported, self._report_at_s = strange, now_s + _TELL_S
+        return strange
+
+    def heard(self) -> tuple[Mark, ...]:
+        """The highest number of each trusted key, for our birth; the next one is due when it is not known there."""
+        self._told_old, self._told_heard = self._old, self._marks_heard()
+        return self._told_heard
+
+    @property
+    def has_to_tell(self) -> bool:
+        """Whether an announcement was old, and the aggregator has not been told what we have heard since."""
+        return self._old != self._told_old and self._marks_heard() != self._told_heard
+
+    def _marks_heard(self) -> tuple[Mark, ...]:
+        return () if self._keys is None else self._marks.heard(map(key_id, self._keys))
 
     def _opened(self, topic: str, payload: bytes) -> Message:
         try:
@@ -105,17 +125,18 @@ class Trust:
             self._check_issued(message.key_id, plain)
         return plain
 
-    def _check_issued(self, key_id: bytes, announcement: Announcement) -> None:
-        newest = self._marks.newest(key_id)
+    def _check_issued(self, signer: bytes, announcement: Announcement) -> None:
+        newest = self._marks.newest(signer)
         if announcement.issued < max(newest, 1):
+            self._old += 1
             raise SignatureError(
                 "announcement",
                 expected=f"number {newest} or a later one",
-                got=f"old {announcement.issued}, recorded and sent again, or of an aggregator whose store or clock was "
-                "set back",
+                got=f"old {announcement.issued}: recorded and sent again, or the aggregator lost its store, or has an "
+                "older copy, and its clock is behind",
             )
         if announcement.issued > newest:
-            self._marks.saw(key_id, announcement.issued)
+            self._marks.saw(signer, announcement.issued, announcement.proof)
 
     def _of_own_status(self, message: Message) -> Message:
         """What stands on the device's own status topic: its own word, or that of who asks whether it is there."""
@@ -133,6 +154,8 @@ class Trust:
 
 
 def _help(error: SignatureError) -> str:
+    if str(error.got).startswith("old "):
+        return "; an aggregator is told this number now, and goes on above it"
     if str(error.got) == "unsigned" and error.message != "status":
         return "; protofleet aggregate --sign KEY signs, or leave --trust out"
     if str(error.got).startswith("key ") and error.message != "status":

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DataError, UsageError
+from contract.extras import install_command
 from edge_client.data.decode import fit_pixels
 from edge_client.data.folder import is_image
 
@@ -73,7 +74,7 @@ def camera_pictures(number: int, shape: tuple[int, int, int], every_s: float) ->
     try:
         import cv2
     except ModuleNotFoundError:
-        hint = "pip install 'protofleet[camera]'"
+        hint = install_command("camera")
         raise UsageError("--camera", expected="OpenCV (cv2)", got="nothing", hint=hint) from None
     camera = cv2.VideoCapture(number)
     try:

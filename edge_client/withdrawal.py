@@ -191,10 +191,10 @@ class _Withdrawal:
         patience_s = self._patience_s
         if self._key is None:
             refused = self._trust.refused
-            got, hint = "no announcement", "starting its aggregator"
+            got, hint = "no announcement, so NOT yet withdrawn", "starting its aggregator"
             if refused:
                 got, hint = f"{refused} messages that no trusted key has signed", "protofleet aggregate --sign KEY"
         else:
-            got, hint = "no receipt", "the same command again: the withdrawal is kept"
+            got, hint = "no receipt, so NOT yet withdrawn", "the same command again: the withdrawal is kept"
         expected = f"an answer of the fleet's aggregator within {patience_s:g} s"
         return LinkError(f"--withdraw at {self._address}", expected=expected, got=got, hint=hint)

@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from contract.errors import ExportError, UsageError, near_names
+from contract.errors import ExportError, UsageError
 from export import vision
+from export.backbone_names import PRETRAINED, check_backbone_name, check_weights_name
 from export.libraries import LIBRARIES, Shelf
 from export.networks import BACKBONES, IMAGENET_MEAN, IMAGENET_STD, Norm, Shape, default_statistics, restem
 from export.norms import to_group_norm
@@ -38,12 +39,9 @@ __all__ = [
     "Backbone",
     "Norm",
     "build_backbone",
-    "check_backbone_name",
     "default_statistics",
     "find_backbone",
 ]
-
-PRETRAINED = "pretrained"  # instead of a weights file: those that the library publishes
 
 
 @dataclass(frozen=True)
@@ -115,18 +113,6 @@ def build_backbone(name: str, input_shape: Shape, norm: Norm | None = None, *, s
     return found.net, found.width
 
 
-def check_backbone_name(name: str) -> None:
-    """Whether it may be a backbone's; one of a library or of your own is looked for when it is built.
-
-    Raises:
-        UsageError: it is none.
-    """
-    source, _, rest = name.partition(":")
-    if (source in LIBRARIES and not rest) or (":" not in name and name not in BACKBONES):
-        hint = near_names(name, BACKBONES)
-        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
-
-
 def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) -> tuple[Shelf, bool]:
     """The network, and whether it is a user's own."""
     source, _, rest = name.partition(":")
@@ -143,9 +129,7 @@ def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) 
         shelf = Shelf(net, shape, *default_statistics(name, shape[2]), "", "")
         return (shelf if norm != "group" else _grouped(shelf)), True
     if pretrained:
-        raise UsageError(
-            "--weights pretrained", expected="a library's network", got=name, hint=f"torchvision:{name} or timm:{name}"
-        )
+        check_weights_name(PRETRAINED, name)
     return Shelf(BACKBONES[name](shape, norm), shape, *default_statistics(name, shape[2]), "", ""), False
 
 

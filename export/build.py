@@ -28,12 +28,12 @@ from contract.errors import UsageError
 from contract.methods import Head, Method, Value, method
 from contract.vectors import Vectors, probe_images
 from export.agreement import Agreement
+from export.backbone_names import PREFIX
 from export.backbones import Backbone, Norm, find_backbone
 from export.class_names import check_names
 from export.cut import cut_network
 from export.graph import OPSET
 from export.graphs import Clock, Graphs, Progress, export_step, graphs_from_onnx, graphs_from_torch, initial_state
-from export.onnx_features import PREFIX
 from export.placement import place_weights
 from export.preprocess import check_statistics
 from export.step import Preprocess, plan_step
@@ -244,8 +244,6 @@ def _check_shape(shape: tuple[int, int, int] | None) -> None:
 def _check_arguments(labels: Sequence[str], batch: int, bundle_version: int) -> None:
     rules = (
         (len(labels) >= 2, "--classes", "at least 2 classes", len(labels)),
-        (len(set(labels)) == len(labels), "--classes", "names that differ", "a repeated name"),
-        (all(labels), "--classes", "names that are not empty", "an empty name"),
         (1 <= batch <= 4096, "--batch", "1 to 4096", batch),
         (bundle_version >= 0, "--bundle-version", "0 or more", bundle_version),
     )

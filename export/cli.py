@@ -18,8 +18,11 @@ from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.methods import METHOD_HELP, Head
+from contract.methods import method as known_method
 from contract.signing_keys import read_private_key
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from export.backbone_names import check_backbone_name, check_weights_name
+from export.class_names import check_names
 from export.extend import Extension, extend_bundle
 
 __all__ = ["export_command", "read_shape"]
@@ -88,6 +91,10 @@ def export_command(
     if backbone is None or method is None:
         missing = "--backbone" if backbone is None else "--method"
         raise UsageError(missing, expected="a value", got="none", hint="protofleet export --help")
+    known_method(method)  # before torch, which takes seconds, as all that follows
+    check_backbone_name(backbone)
+    if weights is not None:
+        check_weights_name(weights, backbone)
     arguments = {
         "backbone": backbone,
         "method_name": method,
@@ -203,6 +210,7 @@ def _labels(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if len(names) < 2 or not all(names):
         raise UsageError("--classes", expected="a number, or names separated by commas", got=text, hint="cat,dog")
+    check_names(names)
     return names
 
 

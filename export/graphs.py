@@ -22,13 +22,14 @@ from contract.errors import UsageError
 from contract.methods import Method
 from contract.sphere import orthonormal_frame
 from export.agreement import Agreement
+from export.backbone_names import PREFIX
 from export.backbones import Backbone, Norm
 from export.chance import chance_of
 from export.features import export_features, export_halves
 from export.graph import Graph
 from export.lanes import LANES, block_here, uses_lanes
 from export.micro import TwoGraphs, export_micro
-from export.onnx_features import PREFIX, read_onnx, verify_onnx
+from export.onnx_features import read_onnx, verify_onnx
 from export.placement import place_weights, weight_names
 from export.step import Preprocess, StepPlan, TrainingStep, example_inputs, trace_step
 from export.trace import to_onnx

@@ -24,7 +24,9 @@ from typing import Any
 from torch import nn
 
 from contract.errors import DownloadError, ExportError, UsageError, near_names
+from contract.extras import install_command
 from export import vision
+from export.backbone_names import LIBRARY_NAMES
 
 __all__ = ["LIBRARIES", "Shelf", "cut_at_features"]
 
@@ -103,11 +105,9 @@ def _without_side_classifiers(net: nn.Module) -> nn.Module:
     return net
 
 
-LIBRARIES: dict[str, Callable[[str, Shape | None, bool], Shelf]] = {
-    "timm": _of_timm,
-    "torchvision": _of_torchvision,
-    "hub": _of_hub,
-}
+LIBRARIES: dict[str, Callable[[str, Shape | None, bool], Shelf]] = dict(
+    zip(LIBRARY_NAMES, (_of_timm, _of_torchvision, _of_hub), strict=True)
+)
 
 
 def cut_at_features(net: nn.Module) -> nn.Module:
@@ -215,7 +215,7 @@ def _installed(package: str, load: Callable[[], ModuleType], extra: str) -> Modu
             f"--backbone {package}:…",
             expected=f"the package {package}",
             got=f"no module {error.name}",
-            hint=f"pip install 'protofleet[{extra}]'",
+            hint=install_command(extra),
         ) from None
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from contract.errors import ExportError
 from export import vision
+from export.backbone_names import NETWORKS, TORCHVISION
 from export.norms import to_group_norm
 
 __all__ = ["BACKBONES", "IMAGENET_MEAN", "IMAGENET_STD", "Norm", "Shape", "default_statistics", "restem"]
@@ -27,7 +28,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def default_statistics(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std per channel of x / 255: ImageNet's for torchvision's networks on colour images, else ½ and ½."""
-    if name in _TORCHVISION and channels == 3:
+    if name in TORCHVISION and channels == 3:
         return IMAGENET_MEAN, IMAGENET_STD
     return (0.5,) * channels, (0.5,) * channels
 
@@ -126,18 +127,13 @@ def restem(net: nn.Module, channels: int) -> None:
 
 
 _WITH_NORM = {"vgg13": "vgg13_bn"}
-_TORCHVISION = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "vgg13", "efficientnet_b0", "squeezenet1_1")
+_KINDS: Mapping[str, Callable[..., Builder]] = {
+    "small_cnn": lambda: _small_cnn,
+    "fedproto_mnist": _fedproto_mnist,
+    "fedhp": _fedhp,
+    "spherefed_convnet": lambda: _spherefed_convnet,
+    "torchvision": _torchvision,
+}
 BACKBONES: Mapping[str, Builder] = MappingProxyType(
-    {
-        "small_cnn": _small_cnn,
-        "fedproto_mnist": _fedproto_mnist(20),
-        "fedproto_mnist_18": _fedproto_mnist(18),
-        "fedproto_mnist_22": _fedproto_mnist(22),
-        "fedhp_mnist": _fedhp(32),
-        "fedhp_cifar": _fedhp(64),
-        "fedhp_mnist_512": _fedhp(32, 512),
-        "fedhp_cifar_384": _fedhp(64, 384),
-        "spherefed_convnet": _spherefed_convnet,
-        **{name: _torchvision(name) for name in _TORCHVISION},
-    }
+    {name: _KINDS[kind](*given) for name, (kind, given) in NETWORKS.items()}
 )

@@ -24,12 +24,12 @@ from contract.errors import ExportError, UsageError
 from contract.runtime import ORT_ERRORS, ort
 from contract.sphere import unit_rows
 from export.agreement import Agreement, distances, settle
+from export.backbone_names import PREFIX
 from export.graph import IR_VERSION, OPSET, external
 from export.preprocess import check_statistics
 
-__all__ = ["PREFIX", "OnnxFeatures", "read_onnx", "verify_onnx"]
+__all__ = ["OnnxFeatures", "read_onnx", "verify_onnx"]
 
-PREFIX = "onnx:"
 _NAMES = "backbone."
 _LEAST = 16  # numbers in a weight; what is smaller (limits, axes) stays in the graph
 Shape = tuple[int, int, int]

@@ -215,19 +215,20 @@ def run_command(
     ] = False,
 ) -> int:
     """Run one federation and print a line for each round; its clients compute on all cores."""
+    from lab.run_settings import experiment_of, resolved_text
+
     given = dict(locals())
     check_loudness(quiet, verbose)
+    said = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    experiment = experiment_of(given, said)  # wrong names are answered before torch is loaded, which takes seconds
     from lab.engine.checkpoint import Checkpoint
     from lab.engine.deployed import RoundRecord
     from lab.engine.experiment import run_experiment
     from lab.engine.workers import open_workers
-    from lab.reporting.console import round_line
+    from lab.reporting.console import gain_line, round_line
     from lab.reporting.progress import stage
     from lab.reporting.tensorboard import log_round, open_board
-    from lab.run_settings import experiment_of, resolved_text
 
-    said = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
-    experiment = experiment_of(given, said)
     method, rounds, clients = experiment.method, experiment.course.rounds, experiment.partition.clients
     if save_settings is not None:
         write_text(save_settings, resolved_text(experiment), option="--save-settings")
@@ -237,6 +238,7 @@ def run_command(
         write_text(json, "")
     console = beside(json, quiet=quiet)
     board = open_board(tensorboard) if tensorboard is not None else None
+    records: list[RoundRecord] = []
 
     def run() -> None:
         with (
@@ -246,6 +248,7 @@ def run_command(
         ):
 
             def on_round(record: RoundRecord) -> None:
+                records.append(record)
                 console.print(round_line(record), highlight=False, soft_wrap=True)
                 add_json_line(json, record.as_json())
                 if board is not None:
@@ -265,6 +268,8 @@ def run_command(
                 checkpoint=Checkpoint.of(checkpoint, experiment) if checkpoint is not None else None,
                 workers=workers,
             )
+        if gain_line(records):
+            console.print(gain_line(records), highlight=False, soft_wrap=True)
         if board is not None:
             board.close()
 

@@ -16,15 +16,17 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from contract.errors import UsageError
 from export.cli import read_shape
-from lab.algorithms import ALGORITHMS
-from lab.engine.experiment import Experiment, usual_rounds
+from lab.method_names import usual_rounds
 from lab.paper_tables.config import Settings
+
+if TYPE_CHECKING:
+    from lab.engine.experiment import Experiment
 
 __all__ = ["RunSettings", "experiment_of", "read_settings", "resolved_text"]
 
@@ -68,6 +70,7 @@ def experiment_of(given: Mapping[str, Any], said: Collection[str]) -> Experiment
     file = read_settings(given["settings"]) if given["settings"] is not None else RunSettings()
     settled = _options(given, said).over(file).over(_options(given, set(given) - set(said)))
     assert isinstance(settled, RunSettings)
+    settled.check_names()  # before torch is loaded, which takes seconds
     rounds = usual_rounds(settled.method or "") if settled.rounds is None else settled.rounds
     settled = msgspec.structs.replace(settled, rounds=rounds, closings=_closings(given, said, file, settled))
     if (settled.evaluate_every or 0) < 1:
@@ -113,6 +116,8 @@ def _hyper(given: Sequence[str]) -> dict[str, int | float | str]:
 
 def resolved_text(experiment: Experiment) -> str:
     """Everything that the experiment is run with, as TOML."""
+    from lab.algorithms import ALGORITHMS
+
     resolved, shape, measures = experiment.resolved(), experiment.input_shape, asdict(experiment.measures)
     closings = [*experiment.measures.closings, *(["ffc"] if experiment.course.calibrate else [])]
     asked = {name: list(value) if isinstance(value, tuple) else value for name, value in measures.items()}

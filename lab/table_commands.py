@@ -50,7 +50,6 @@ def table_command(
 ) -> int:
     """Regenerate a published table: the paper's number beside ours."""
     from lab.paper_tables.config import read_table
-    from lab.paper_tables.runner import Order
 
     stem, table = read_table(name)
     if seeds is not None and seeds < 1:
@@ -58,6 +57,10 @@ def table_command(
     if first_seed < 0:
         raise UsageError("--first-seed", expected="0 or more", got=first_seed)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
+    preset = "" if preset == table.preset else preset or ""
+    table.check_names(rows, wanted, quick=quick, preset=preset)  # before torch is loaded, which takes seconds
+    from lab.paper_tables.runner import Order
+
     order = Order(
         table,
         out / stem,
@@ -68,7 +71,7 @@ def table_command(
         wanted,
         show,
         first_seed=first_seed,
-        preset="" if preset == table.preset else preset or "",
+        preset=preset,
         any_code=any_code,
     )
     from lab.engine.workers import open_workers

@@ -1,11 +1,14 @@
 """`python -m protofleet`: the same as the command."""
 # ruff: noqa: E402  Ctrl-C is settled before anything else is loaded
 
-from contract.interrupt import leave_at_once
+import signal
+import sys
+
+from contract.interrupt import hold_back, leave_at_once
 
 leave_at_once()
-
-import sys
+if sys.argv[1:2] == ["client"]:
+    hold_back(signal.SIGUSR1)  # until its process answers it
 
 from protofleet.cli import main
 

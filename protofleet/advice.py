@@ -1,9 +1,11 @@
 """Which way of a frozen backbone to take: each one measured on a user's own photos, and the cheapest good one named.
 
 1. Photos are read and divided as a device divides its own (`edge_client/data`), and made features once.
-2. What learns is dealt to simulated devices; every way of `contract.uplink_bytes.rungs` goes through a round of theirs
+2. Copies, and near ones (`near_copies.py`), come to one side: `apart`. Who is tested on copies of what it learned
+   from promises too much, and prefers what learns single photos by heart.
+3. What learns is dealt to simulated devices; every way of `contract.uplink_bytes.rungs` goes through a round of theirs
    (`frozen_fleet.py`), and is measured on the held-out photos, which nothing has learned from.
-3. Recommended is the cheapest way that is behind the best by no more than one standard error of that difference, which
+4. Recommended is the cheapest way that is behind the best by no more than one standard error of that difference, which
    is taken photo by photo, since all ways answer about the same photos (the rule of one standard error: Breiman et al.,
    "Classification and Regression Trees", 1984, section 3.4.3).
 
@@ -29,14 +31,16 @@ from contract.uplink_bytes import Rung, payload_bytes, rungs
 from edge_client.data import LocalData
 from edge_client.data.load import load_held_out
 from protofleet.frozen_fleet import FrozenFleet, Outcome, deal, features_of, shipped_head
+from protofleet.near_copies import near_copies
 
-__all__ = ["Advice", "Measured", "Plan", "advise", "recommended"]
+__all__ = ["Advice", "Measured", "OnDone", "Plan", "advise", "apart", "recommended"]
 
 SCHEMA = "protofleet.advise/1"
 FEW_HELD_OUT = 50
 FEW_OF_A_CLASS = 4  # fewer photos than that: docs/methods.md, "Heads from sums"
 
 Log = Callable[[str], None]
+OnDone = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Advice:
 
     Attributes:
         photos, held_out: how many devices learn from, and how many they are asked about.
+        copies: photos that are like another that was counted, exactly or nearly.
         doubts: why the figures may be bad, a line each.
         trained: bytes a round of a method that trains, by name: not measured.
     """
@@ -125,6 +130,7 @@ class Advice:
     ways: tuple[Measured, ...]
     doubts: tuple[str, ...]
     trained: dict[str, int]
+    copies: int = 0
 
     @property
     def best(self) -> Measured:
@@ -149,6 +155,7 @@ class Advice:
             "seed": self.plan.seed,
             "photos": self.photos,
             "held_out": self.held_out,
+            "copies": self.copies,
             "ways": [self._row(each) for each in self.ways],
             "recommended": chosen.name,
             "best": self.best.name,
@@ -182,7 +189,7 @@ def advise(
     threads: int = 1,
     cache: Path | None = None,
     log: Log = lambda line: None,
-    on_done: Callable[[str, int, int], None] = lambda what, done, whole: None,
+    on_done: OnDone = lambda what, done, whole: None,
 ) -> Advice:
     """Measure every way that needs no training.
 
@@ -207,12 +214,50 @@ def advise(
         features_of(bundle, part, threads, lambda done, before=before: on_done("photos", before + done, whole))
         for part, before in ((learn, 0), (held, len(learn)))
     ]
+    on_done("comparing photos", 0, whole)
+    alike = near_copies([learn.x, held.x])
+    learn, held = apart(made[0], made[1], alike, plan.seed)
     dealt = deal(learn.y, plan.devices, classes_each=plan.classes_each, seed=plan.seed)
-    shares = [LocalData(made[0].x[rows], made[0].y[rows]) for rows in dealt]
+    shares = [LocalData(learn.x[rows], learn.y[rows]) for rows in dealt]
     run = plan.seed.to_bytes(4, "big")
-    fleet = FrozenFleet(bundle, shares, made[1], min_samples=plan.min_samples, run=run)
-    ways = _measured(bundle, fleet, lambda done, of: on_done("ways", done, of))
-    return Advice(plan, bundle, len(learn), len(held), ways, _doubts(bundle, learn, held), _trained(bundle))
+    fleet = FrozenFleet(bundle, shares, held, min_samples=plan.min_samples, run=run)
+    ways = _measured(bundle, fleet, on_done)
+    doubts, copies = _doubts(bundle, learn, held), whole - len(np.unique(alike))
+    return Advice(plan, bundle, len(learn), len(held), ways, doubts, _trained(bundle), copies)
+
+
+def apart(learn: LocalData, held: LocalData, alike: NDArray[np.int64], seed: int) -> tuple[LocalData, LocalData]:
+    """What learns and what is held out, with all photos of a group on one side, and of those held out one of each.
+
+    A photo of the group that is drawn says which side: so each group is held out as often as a single photo is. Where a
+    class would have none left to learn from, or nothing would be held out, the group stays to learn from.
+
+    Args:
+        alike: (N,) group of each photo of `learn` and then of `held`.
+        seed: of the draw.
+    """
+    x, y, first = np.concatenate([learn.x, held.x]), np.concatenate([learn.y, held.y]), len(learn)
+    order = np.random.default_rng(seed).permutation(len(y))
+    is_held = np.arange(len(y)) >= first
+    kept = is_held.copy()
+    left = np.bincount(y[~is_held], minlength=int(y.max()) + 1)
+    for number in np.unique(alike[_repeated(alike)]):
+        members = np.flatnonzero(alike == number)
+        drawn = members[order[members].argmin()]
+        moved = np.bincount(y[members[members < first]], minlength=len(left))
+        out = is_held[drawn] and not ((moved > 0) & (left == moved)).any()
+        left = left - moved if out else left
+        is_held[members], kept[members] = out, False
+        kept[drawn] = out
+    if not kept.any():
+        return learn, held
+    return LocalData(x[~is_held], y[~is_held]), LocalData(x[kept], y[kept])
+
+
+def _repeated(alike: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(N,) which photos are like another."""
+    _, back, counts = np.unique(alike, return_inverse=True, return_counts=True)
+    return np.asarray(counts[back] > 1)
 
 
 def recommended(ways: tuple[Measured, ...]) -> Measured:
@@ -244,16 +289,15 @@ def _check(bundle: Bundle, learn: LocalData, held: LocalData) -> None:
         raise DataError("photos to test with", expected="some", got="none held out", hint="more photos of each class")
 
 
-def _measured(bundle: Bundle, fleet: FrozenFleet, on_done: Callable[[int, int], None]) -> tuple[Measured, ...]:
+def _measured(bundle: Bundle, fleet: FrozenFleet, on_done: OnDone) -> tuple[Measured, ...]:
     ways, todo = [], [rung for rung in rungs(bundle.manifest) if rung.uplink_bytes is not None]
     head = shipped_head(bundle)
     if head is not None:
         ways.append(Measured("bundle's own head", None, fleet.right(head)))
     for done, rung in enumerate(todo):
-        on_done(done, len(todo))
+        on_done(f"measuring {rung.name}", done, len(todo))
         found = fleet.outcomes(rung)
         ways += [_way(rung, outcome, len(found) > 1) for outcome in found]
-    on_done(len(todo), len(todo))
     return tuple(sorted(ways, key=lambda each: each.uplink_bytes))
 
 

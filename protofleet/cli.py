@@ -7,12 +7,15 @@ here as one line on standard error, with its exit code; a traceback is a bug.
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from contract.interrupt import leave_at_once
+from contract.interrupt import hold_back, leave_at_once
 
 if __name__ == "__main__" or sys.argv[0].endswith("/protofleet"):  # not where it is imported as a library
     leave_at_once()
+    if sys.argv[1:2] == ["client"]:
+        hold_back(signal.SIGUSR1)  # until its process answers it
 
 import errno
 import functools
@@ -29,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import ProtofleetError, StoreError, UsageError, near_names
-from contract.terminal import keep_printable
+from contract.extras import install_command
+from contract.terminal import keep_printable, undisclosed, undisclosed_if_url
 from protofleet.versions import __version__
 
 __all__ = ["COMMANDS", "main"]
@@ -144,7 +148,8 @@ def _dispatch(args: list[str]) -> int:
         return _completion(args[0], args[1:])
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
-        raise UsageError("unknown command", expected="a protofleet command", got=name, hint=near_names(name, COMMANDS))
+        got, hint = undisclosed_if_url(name), near_names(name, COMMANDS)
+        raise UsageError("unknown command", expected="a protofleet command", got=got, hint=hint)
     try:
         return _call(name, rest)
     except ModuleNotFoundError as error:  # when the command's module loads, or later: torch is loaded as late as can be
@@ -164,13 +169,16 @@ def _call(name: str, rest: list[str]) -> int:
 
 
 def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
-    """What the parser of the command line says, as what was expected and what came."""
+    """What the parser of the command line says, as what was expected and what came; a word that may be a URL, or a
+    piece of one that was not quoted, by its length."""
     context, option, param = (getattr(error, at, None) for at in ("ctx", "option_name", "param"))
     command = context.command_path if context is not None else f"protofleet {name}"
     commands, manual = getattr(context and context.command, "commands", {}), f"{command} --help"
     if hasattr(error, "possibilities"):
         near = near_names(option, context.help_option_names + [o for p in context.command.params for o in p.opts])
-        return UsageError("unknown option", expected=f"an option of {command}", got=option, hint=near)
+        return UsageError(
+            "unknown option", expected=f"an option of {command}", got=undisclosed_if_url(option), hint=near
+        )
     if option:
         expected, got = ("a value", "none") if "requires" in error.message else ("no value", "one")
         return UsageError(option, expected=expected, got=got, hint=manual)
@@ -185,11 +193,15 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
         kind = re.search(r"valid \w+", error.message)
         label = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name
         expected = outside[1] if outside else f"a {kind[0] if kind else 'value'}"
-        return UsageError(label, expected=expected, got=got, hint=manual)
+        return UsageError(label, expected=expected, got=undisclosed_if_url(got), hint=manual)
     if commands:
         near = near_names(rest[0], commands) if rest else " or ".join(commands)
-        return UsageError(command, expected="a command", got=rest[0] if rest else "none", hint=near)
-    return UsageError(f"{command}: {error.format_message().rstrip('.')}", hint=manual)
+        return UsageError(command, expected="a command", got=undisclosed_if_url(rest[0]) if rest else "none", hint=near)
+    said = error.format_message().rstrip(".")
+    if undisclosed_if_url(said) != said:
+        said, _, words = said.partition("(")
+        said += f"({undisclosed(words.rstrip(')'))})"
+    return UsageError(f"{command}: {said}", hint=manual)
 
 
 def _load(name: str) -> typer.Typer:
@@ -268,7 +280,7 @@ def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
         f"protofleet {name} needs a package that is not installed",
         expected=error.name,
         got="nothing",
-        hint=f"pip install 'protofleet[{extra}]'",
+        hint=install_command(extra),
     )
 
 

@@ -70,9 +70,9 @@ class Predictor(predictor.Predictor):
         self.solved: SolvedAgain | None = None
         if solve:
             self.solved = _solved(store, found, solve, way)
-            known, way = replace(known, state=self.solved.state), self.solved.method.way
+            known, way = replace(known, state=self.solved.state, alone=None), self.solved.method.way
         elif store is not None:
-            known = replace(known, state=_state_of(store, found))
+            known = replace(known, state=_state_of(store, found), alone=None, own=None)
         state = Path(source) if Path(source).is_dir() else None
         providers = settle_providers(found, path, wanted=provider, threads=threads, state=state, log=log)
         self.runs_on = providers.choice.words

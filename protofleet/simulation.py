@@ -8,8 +8,9 @@ from typing import Any
 from contract.methods import DEFAULT
 from lab.data.partition import Partition
 from lab.engine.deployed import Course, RoundRecord
-from lab.engine.experiment import Experiment, run_experiment, usual_rounds
+from lab.engine.experiment import Experiment, run_experiment
 from lab.engine.workers import open_workers
+from lab.method_names import usual_rounds
 
 __all__ = ["simulate"]
 

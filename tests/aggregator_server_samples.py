@@ -35,6 +35,7 @@ class Running:
         width: int = WIDTH,
         *,
         take_over: bool = False,
+        is_new_run: bool = False,
         signer: Signer | None = None,
         made: Manifest | None = None,
         shorter: Mapping[bytes, int] | None = None,
@@ -52,6 +53,7 @@ class Running:
             on_round=lambda finished: None,
             patience_s=10,
             take_over=take_over,
+            is_new_run=is_new_run,
             signer=signer,
             stopping=self._stopping,
         )

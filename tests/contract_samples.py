@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -17,6 +19,7 @@ from contract.messages import (
     Enrolment,
     GlobalPart,
     HelperTerms,
+    Mark,
     Message,
     Offer,
     Opened,
@@ -24,6 +27,7 @@ from contract.messages import (
     Piece,
     Receipt,
     Request,
+    Rival,
     SealedSeed,
     Signed,
     Status,
@@ -120,6 +124,10 @@ announcements = st.builds(
     | st.builds(HelperTerms, st.binary(min_size=32, max_size=32), st.integers(2, 2**32 - 1), st.integers(1, 62)),
     epoch=st.integers(0, 2**32 - 1),
     max_samples=st.integers(0, 2**32 - 1),
+    proof=st.just(b"") | st.binary(min_size=64, max_size=64),
+)
+marks = st.builds(
+    Mark, st.binary(min_size=8, max_size=8), st.integers(1, 2**63 - 1), st.binary(min_size=64, max_size=64)
 )
 receipts = st.builds(
     Receipt,
@@ -141,6 +149,17 @@ statuses = st.builds(
     versions=st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=64), max_size=8),
     metrics=st.dictionaries(st.text(min_size=1, max_size=64), floats(1e12), max_size=8),
     issued=st.just(0) | st.integers(1, 2**63 - 1),
+    heard=st.dictionaries(st.binary(min_size=8, max_size=8), marks, max_size=4).map(
+        lambda found: tuple(replace(found[key], key_id=key) for key in sorted(found))
+    ),
+    rival=st.none()
+    | st.builds(
+        Rival,
+        instance=st.binary(min_size=8, max_size=8),
+        age_s=st.integers(0, 2**32 - 1),
+        boot=st.integers(0, 2**32 - 1),
+        board=st.text(max_size=200),
+    ),
 )
 requests = st.builds(
     Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
@@ -255,6 +274,9 @@ def readable_messages() -> dict[str, Message]:
             run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
         "announcement-issued": Announcement(run, 7, "open", "fedproto", bundle, issued=1_795_000_000_000),
+        "announcement-proof": Announcement(
+            run, 7, "open", "fedproto", bundle, issued=1_795_000_000_000, proof=bytes(64)
+        ),
         "announcement-helper": Announcement(
             run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
         ),
@@ -308,10 +330,15 @@ def readable_messages() -> dict[str, Message]:
         "receipt-chunks": Receipt(run, 8, "ffc", "need-chunks", missing=bytes([0b00000110])),
         "receipt-rejected": Receipt(run, 7, "fedproto", "rejected", "no, 4 expected", digest=bytes(range(8))),
         "receipt-late": Receipt(run, 3, "ncm", "late", held=9),
+        "receipt-left-out": Receipt(run, 7, "ncm", "duplicate", counts=False, why="contradicted by 7 of 9 devices"),
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),
         "status-issued": Status(True, bytes(range(8)), 3, issued=1_795_000_000_000),
+        "status-rival": Status(True, bytes(range(8)), 3, rival=Rival(b"newcomer", 90, 4, "Raspberry Pi 4")),
+        "status-heard": Status(
+            True, bytes(range(8)), 3, issued=7, heard=(Mark(b"key-id-1", 1_795_000_000_000, bytes(64)),)
+        ),
         "request": Request(run, bundle[::-1][:8], 65_536, 1_000_000),
         "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
         "signed": Signed(SIGNER.key_id, receipt, SIGNER.signature("pf/v2/pets/down/cam-3", receipt)),

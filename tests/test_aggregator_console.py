@@ -89,6 +89,17 @@ def test_every_refused_device_of_a_small_fleet_is_named_and_a_flood_is_not() -> 
     assert len(_lines(*[events.Refused(f"d{n}", "no") for n in range(500)])) == 20
 
 
+def test_an_older_copy_of_a_store_is_told_how_it_goes_on() -> None:
+    """Its devices have done rounds that it opens again, and do none of them twice."""
+    (lost,), (older,) = _lines(events.NumbersLost(9, 0)), _lines(events.NumbersLost(9, 5))
+    assert "the store knows of none" in lost
+    assert lost.endswith("going on above")
+    assert "the store knows of 5" in older
+    assert "an older copy goes on with --new-run" in older
+    (given,) = _lines(events.NumbersLost(9, 5, is_new_run=True))
+    assert given.endswith("going on above")
+
+
 def test_invented_names_do_not_fill_the_log() -> None:
     told = [events.IntruderTold(f"x{number}", "not-enrolled", "no", 1) for number in range(2_000)]
     assert 20 <= len(_lines(*told)) < 100  # the first ones, then one a second

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aggregator.contradictions as contradictions
-from aggregator.contradictions import Contradicted, contradicted, has_means
+from aggregator.contradictions import Contradicted, agreeing, contradicted, has_means
 from aggregator.outliers import Traits, screen
 from contract.messages import Contribution
 from contract.methods import METHODS
@@ -209,6 +209,29 @@ def test_of_many_devices_some_are_compared_with_and_memory_stays_bounded(monkeyp
     finally:
         tracemalloc.stop()
     assert peak < 3 << 20, "300 devices' means and products take 1.7 MB in float32 alone, and the pairs 26 MB"
+
+
+def _agree(fleet: Sequence[Statistic], among: Sequence[int]) -> list[int]:
+    names = [f"d{at:03}" for at in range(len(fleet))]
+
+    def some(devices: object) -> object:
+        return (each for name, each in zip(names, fleet, strict=True) if name in devices)  # type: ignore[operator]
+
+    return [int(name[1:]) for name in agreeing(some, names, [names[at] for at in among])]  # type: ignore[arg-type]
+
+
+def test_those_agree_that_do_not_contradict_each_other_by_what_chance_does_in_the_fleet() -> None:
+    shifts = [1, 1, 1, 2, 2, 3] + [0] * 12
+    fleet = [device(at, shift=shift) for at, shift in enumerate(shifts)]
+    assert _agree(fleet, range(6)) == [0, 1, 2]
+    assert _agree(fleet, [0, 1, 3, 4, 5]) == [0, 1]
+    assert _agree(fleet, [3, 5]) in ([3], [5])
+    assert _agree(fleet, [1, 2, 7]) == [1, 2]
+
+
+def test_who_shares_no_class_agrees_with_nobody() -> None:
+    fleet = [device(0, range(3)), device(1, range(3)), device(2, range(3, 6))] + [device(at) for at in range(3, 9)]
+    assert _agree(fleet, [0, 1, 2]) == [0, 1]
 
 
 def _screened(fleet: Sequence[Statistic], **options: object) -> list[tuple[str, str]]:

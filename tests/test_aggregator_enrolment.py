@@ -136,6 +136,8 @@ def test_who_reads_the_proof_cannot_use_it(store: DurableStore) -> None:
     read = enrolment_of(FLEET, "a", KEY.public_key, token)
     stolen = read.__class__(OTHER.public_key, read.proof)
     assert gate.enrol("a", stolen, encode(stolen), b"run1", WALL).status == "rejected"
+    weak = enrolment_of(FLEET, "a", bytes(32), token)
+    assert gate.enrol("a", weak, encode(weak), b"run1", WALL).reason == "a key for which anybody can sign"
     assert token not in Path(store.standing.path).read_bytes()  # nor is it in the store
 
 

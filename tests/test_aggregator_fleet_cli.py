@@ -49,16 +49,31 @@ def test_the_devices_are_listed_and_shown(store: str) -> None:
 def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: str) -> None:
     done = run("forget", "kitchen", "--store", store, "--json", "-")
     assert done.returncode == 0
-    assert done.stderr.endswith("no aggregator runs on this store, its next start takes it up\n")
+    why = "no aggregator runs on this store; the next one that is started on it does it"
+    until = "Until then all that came from it is still held and still counts"
+    assert done.stderr.endswith(f": NOT yet done: {why}. {until}\n")
     told = json.loads(done.stdout)
     assert (told["order"]["what"], told["order"]["done_at"], told["aggregator_runs"]) == ("forget", None, False)
     for words in (("admit", "shed"), ("remove", "newcomer"), ("pause",), ("resume",)):
-        assert run("fleet", *words, "--store", store).returncode == 0
+        done = run("fleet", *words, "--store", store)
+        assert done.returncode == 0
+        assert f": NOT yet done: {why}" in done.stdout
     said = run("fleet", "log", "--store", store).stdout
     asked = [line.split(", ")[0] for line in said.splitlines()]
     assert asked == ["withdraw shed", "forget kitchen", "admit shed", "remove newcomer", "pause", "resume"]
     with DurableStore(store, BUNDLE, "fleet") as opened:
         assert opened.standing.next_order().what == "withdraw"
+
+
+def test_an_order_that_an_aggregator_has_not_done_in_time_is_not_yet_done(store: str) -> None:
+    with DurableStore(store, BUNDLE, "fleet"):  # an aggregator has the store, and is busy
+        for words in (("forget", "kitchen"), ("fleet", "rollback"), ("fleet", "close-round")):
+            done = run(*words, "--store", store, "--wait", "0.2")
+            assert done.returncode == 0
+            why = "the aggregator on this store has not done it within 0.2 s; protofleet fleet log tells when"
+            assert f": NOT yet done: {why}" in done.stdout
+    said = run("fleet", "log", "--store", store).stdout.splitlines()
+    assert [line.endswith(": NOT yet done") for line in said[1:]] == [True, True, True]
 
 
 def test_a_name_of_bytes_that_are_no_text_is_recorded_as_they_are(store: str) -> None:
@@ -99,6 +114,7 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: str, tmp_path: P
             made.standing.done(order, 1.0, "done", 0, 0)
         invitation, expires = made.enrolment.invitation("attic")
         gate.note("kitchen", "unsigned", "not signed", 5.0)
+        gate.note("porch", "refuses", "it gets messages that no key which it trusts has signed", 5.5, messages=3)
         gate.take_news(6.0)
     assert invitation == invitation_key(token)
     assert 5300 < expires - time.time() < 5500
@@ -109,6 +125,12 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: str, tmp_path: P
     assert "intruder as kitchen: 1 message" in done.stderr + done.stdout
     shown = json.loads(run("fleet", "show", "kitchen", "--store", store, "--json", "-").stdout)
     assert (shown["key"], shown["intruders"][0]["cause"]) == (signer.key_id.hex(), "unsigned")
+    done = run("fleet", "suspects", "--store", store, "--json", tmp_path / "suspects.json")
+    assert "intruder as kitchen: 1 message, last at" in done.stdout
+    assert "porch: 3 messages" in done.stdout  # what it refuses; nobody has posed as it
+    assert done.stdout.endswith("suspected, 1 intruder turned away\n")
+    named = json.loads((tmp_path / "suspects.json").read_text())["intruders"]
+    assert {(each["device"], each["cause"]) for each in named} == {("kitchen", "unsigned"), ("porch", "refuses")}
     log = run("fleet", "log", "--store", store).stdout
     assert "invite attic, asked by" in log
     assert invitation.hex() not in log
@@ -122,7 +144,7 @@ def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: st
     done = run("fleet", "log", "--store", store)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[1].startswith("b'\\xff' A/#, asked by 7 at 1970-01-01")
-    assert done.stdout.splitlines()[2] == "pause, asked by me at an unknown time: recorded"
+    assert done.stdout.splitlines()[2] == "pause, asked by me at an unknown time: NOT yet done"
 
 
 @pytest.mark.parametrize(

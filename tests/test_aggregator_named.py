@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, manifest
 from commands import one_error_line, run
+from postgres_server import Places
 from rich.console import Console
 
 from aggregator.console import Progress
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.findings import newest_findings
+from aggregator.findings import newest_findings, put_findings
+from aggregator.findings import verdicts as verdicts_of
 from aggregator.orders import give
-from aggregator.outliers import Screening
+from aggregator.outliers import Finding, Screening
 from aggregator.report import Summary
 from aggregator.rounds import Closed, Policy
 from aggregator.run_events import Teller
@@ -27,7 +29,7 @@ from aggregator.standing_store import Stands
 from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from contract.errors import UsageError
-from contract.messages import Contribution, Status
+from contract.messages import Contribution, Receipt, Status
 from contract.methods import method
 from contract.sphere import unit_rows
 from contract.statistics import Statistic
@@ -91,7 +93,7 @@ def test_an_operator_may_have_it_named_only_or_not_at_all(tmp_path: Path) -> Non
         assert found == verdicts
         merged[suspects] = state.rows["means"].rows
         with stored_run(tmp_path / suspects) as stored:
-            assert stored.screening("ncm") == Screening(0.5, suspects)
+            assert stored.screening("ncm") == Screening(suspects=suspects)
     np.testing.assert_array_equal(merged["name"], merged["ignore"])
     assert np.abs(merged["name"] - merged["leave-out"]).max() > 0.1
 
@@ -141,6 +143,18 @@ def test_whoever_is_forgotten_is_named_no_more_and_the_others_are_judged_anew(tm
         give(path, "forget", "hall", "me")
         core.advance(2.0, 2.0)
         assert not newest_findings(store._db)
+
+
+def test_who_counts_as_less_now_or_is_suspected_is_not_told_that_it_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    a_round(path, "ncm", fleet("ncm"))
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        assert {device: told.counts for device, told in verdicts_of(store._db, b"run1").items()} == {"hall": False}
+        store._db.execute("UPDATE finding SET round = 0")  # the round before
+        less, doubted = Finding("hall", "counts as less", "90 samples"), Finding("attic", "suspected", "by two")
+        put_findings(store._db, 1, [less, doubted], 100)
+        (told,) = verdicts_of(store._db, b"run1").values()
+        assert (told.round, told.counts, told.why) == (1, True, "")
 
 
 def test_means_of_different_backbones_are_not_compared(tmp_path: Path) -> None:
@@ -197,4 +211,41 @@ def test_where_sums_stand_an_operator_asks_who_contradicts(tmp_path: Path, name:
 def test_a_store_of_rounds_has_said_who_contradicts_when_they_closed(tmp_path: Path) -> None:
     a_round(tmp_path / "s", "ncm", fleet("ncm"))
     done = run("fleet", "suspects", "--store", tmp_path / "s")
-    assert "expected standing sums, got one of rounds" in one_error_line(done)
+    assert "hall: left out in round 1: its mean of class class-0 lies where others have class class-2" in done.stdout
+    assert done.stdout.endswith("suspected\n")
+    line = one_error_line(run("fleet", "suspects", "--store", tmp_path / "s", "--vouch", "hall"))
+    assert "expected standing sums, got one of rounds" in line
+
+
+def test_who_is_left_out_is_to_be_told_and_that_it_counts_again(places: Places) -> None:
+    """Of the newest closed round that it took part in, also by an aggregator that was started anew."""
+    path, settings = places("s"), Settings(method="ncm", rounds=3, calibrate=False, encoding="f64", policy=Policy(5))
+    told: dict[int, Mapping[str, Receipt]] = {}
+    for number, liar in ((1, "hall"), (2, None), (3, "hall")):
+        with DurableStore(path, BUNDLE, "fleet") as store:
+            core = Coordinator(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
+            assert core.verdicts == told.get(number - 1, {})
+            for device in DEVICES:
+                core.status(device, encode(Status(True, b"instance", 1), "f64"), 0.0)
+            while core.advance(0.0, 0.0) is not None:
+                pass
+            assert core.rounds.number == number
+            for device, statistic in fleet("ncm", liar).items():
+                made = contribution(statistic, run=core.run, round=number, method="ncm", extractor=extractor("ncm"))
+                assert core.take([(device, encode(made, "f64"))], 1.0)[0].outcome == "committed"
+            assert store.verdicts() == told.get(number - 1, {})  # of a round that is open nothing is told
+            while not isinstance(core.advance(2.0, 2.0), Closed):
+                pass
+            told[number] = core.verdicts
+            if number == 3:
+                give(path, "forget", "hall", who="test")
+                core.advance(1_000.0, 1_000.0)
+                assert core.verdict("hall") is None
+    assert {number: list(found) for number, found in told.items()} == {1: ["hall"], 2: ["hall"], 3: ["hall"]}
+    assert [(found["hall"].round, found["hall"].status, found["hall"].counts) for found in told.values()] == [
+        (1, "duplicate", False),
+        (2, "duplicate", True),
+        (3, "duplicate", False),
+    ]
+    assert "contradicted by 4 of 4 devices" in told[1]["hall"].why
+    assert told[2]["hall"].why == ""

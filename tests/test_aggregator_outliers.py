@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.outliers import OUTLIER, Screened, Traits
+from aggregator.outliers import OUTLIER, Screened, Screening, Traits
 from aggregator.outliers import screen as screen_traits
 from contract.mechanism import RowNoise
 from contract.messages import Contribution
@@ -163,3 +163,35 @@ def test_a_heavy_devices_ffc_sums_are_scaled_as_a_whole() -> None:
     assert heavy.counts.sum() <= 200
     for before, after in zip(parts, light, strict=False):
         np.testing.assert_array_equal(after.gram, before.gram)
+
+
+@pytest.mark.parametrize(("devices", "share"), [(3, 0.5), (6, 0.5), (7, 3 / 7), (20, 0.15), (100, 0.03)])
+def test_by_itself_nobody_counts_for_more_than_half_or_three_even_shares(devices: int, share: float) -> None:
+    counts = [10**6, *[100] * (devices - 1)]
+    fleet = [ClassMeans.from_means(np.ones((1, 1)), [count]) for count in counts]
+    traits = {f"d{at}": Traits(1.0, count, 1.0) for at, count in enumerate(counts)}
+    after = [int(s.counts.sum()) for s in screen(lambda: iter(fleet), traits).source()]
+    assert after[1:] == counts[1:]
+    assert after[0] / sum(after) == pytest.approx(share, abs=0.01)
+    sure = [int(s.counts.sum()) for s in screen(lambda: iter(fleet), traits, vouched=["d0"]).source()]
+    assert sure[0] / sum(sure) == pytest.approx(0.5, abs=0.01)
+
+
+def test_beside_who_is_vouched_for_the_others_share_what_is_left() -> None:
+    """Three even shares are of all samples, those of devices that are vouched for and of gateways among them."""
+    counts = [4_000, 5_000, *[100] * 8]
+    fleet = [ClassMeans.from_means(np.ones((1, 1)), [count]) for count in counts]
+    traits = {f"d{at}": Traits(1.0, count, 1.0) for at, count in enumerate(counts)}
+    after = [int(s.counts.sum()) for s in screen(lambda: iter(fleet), traits, vouched=["d0"]).source()]
+    assert after[0] == 4_000
+    assert after[1] / sum(after) == pytest.approx(0.3, abs=0.001)
+    gateway = Traits(0.0, 10_000, 0.0, 90)
+    beside = [int(s.counts.sum()) for s in screen(lambda: iter(fleet), traits, beside=[gateway]).source()]
+    assert max(beside) / (sum(beside) + 10_000) == pytest.approx(0.03, abs=0.001)
+
+
+def test_how_a_round_was_screened_is_kept_also_as_earlier_stores_have_it() -> None:
+    for how in (Screening(), Screening(0.5, "name", ("porch",)), Screening(vouched=("porch", "attic"))):
+        assert Screening.read(how.written()) == how
+    assert Screening.read(b"0.5 leave-out") == Screening(0.5)
+    assert Screening.read(b"0.5") == Screening(0.5, "ignore")

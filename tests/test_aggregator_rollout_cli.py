@@ -75,7 +75,7 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     code, said = world.rollout(world.new, "--stage", "50%", "--stage", "100%", "--soak", "2h")
     assert code == 0
     assert said.startswith("rollout version 2, sha256 ")
-    assert said.endswith("no aggregator runs on this store, its next start takes it up\n")
+    assert said.endswith(": no aggregator runs on this store; the next one that is started on it does it\n")
     world.serve(*((f"d{n}", "") for n in range(10)), ("d0", "2 failed: accuracy fell"), ("d1", "2 healthy"))
     code, said = world.rollout()
     first, second, third, *table = said.splitlines()
@@ -91,7 +91,7 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     assert "rollout: version 2 failed: accuracy fell" in run("fleet", "show", "d0", "--store", world.store).stdout
     for words in (("--halt",), ("--resume",), ("--stage", "80%"), ("--end",)):
         code, said = world.rollout(*words)
-        assert (code, "next start takes it up" in said) == (0, True), said
+        assert (code, "NOT yet done: no aggregator runs" in said) == (0, True), said
     core = world.serve()
     assert core.rollouts.current is None
     log = run("fleet", "log", "--store", world.store).stdout.splitlines()

@@ -17,10 +17,12 @@ import paho.mqtt.client
 import paho.mqtt.publish
 import pytest
 from aggregator_samples import bundle_file, gram, manifest, means
-from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Running, wait
-from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
+from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Listener, Running, wait
+from brokers import BROKERS, Embedded, Proxy, TestBroker, free_port, make_broker
+from commands import ROOT
 from talker import Talker
 
+from aggregator.broken_message import digest_of
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import LinkDown, LinkUp, RoundClosed
 from aggregator.rounds import Policy
@@ -28,7 +30,7 @@ from aggregator.store import DurableStore
 from contract import topics
 from contract.errors import StoreError
 from contract.link import Address, Link, Received
-from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.messages import Announcement, ClassRows, Contribution, Receipt, Status
 from contract.methods import method as method_of
 from contract.ridge import solve_head
 from contract.rules import merge
@@ -421,3 +423,45 @@ def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> No
 
 def contribution_of(store: DurableStore, bundle: bytes) -> Contribution:
     return Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle)
+
+
+@pytest.mark.parametrize("standing", [False, True])
+def test_a_status_that_is_no_good_is_answered_and_told(tmp_path: Path, standing: bool) -> None:
+    """Six ways to be wrong; before the first round, too, and where a broker has retained it."""
+    bundle = bundle_file(tmp_path / "f.bundle")
+    broker = Embedded()
+    broker.start()
+    good = encode(Status(True, b"instance", 1))
+    wrong = {
+        "noise": b"\xff\x00noise",
+        "cut": good[:-2],
+        "longer": good + b"x",
+        "another": encode(Contribution.of(means(), run=bytes(4), round=1, method="fedproto", bundle=bundle)),
+        "floats": good.replace(b"\x48instance", b"\xf9\x3c\x00"),
+        "map": b"\xa0",
+    }
+    words = ["--standing", "--method", "ncm"] if standing else ["--rounds", "1", "--min-clients", "1"]
+    command = [sys.executable, "-m", "protofleet", "aggregate", "--bundle", str(tmp_path / "f.bundle"), *words]
+    command += ["--broker", broker.url, "--store", str(tmp_path / "s"), "--fleet", FLEET]
+    with Listener(broker.url, topics.down(FLEET)) as listener:
+        listener.link.publish(topics.status(FLEET, "retained"), b"noise", retain=True)
+        with open(tmp_path / "log", "wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        try:
+            listener.until(lambda m: True)
+            for device, payload in wrong.items():
+                listener.link.publish(topics.status(FLEET, device), payload)
+            wait_for = {topics.down(FLEET, device) for device in (*wrong, "retained")}
+            while {topic for topic, _ in listener.heard} != wait_for:
+                listener.until(lambda m: True)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+            broker.stop()
+    digests = {topics.down(FLEET, d): digest_of(b"status\0" + p) for d, p in {**wrong, "retained": b"noise"}.items()}
+    for topic, receipt in listener.heard:
+        assert isinstance(receipt, Receipt)
+        assert (receipt.status, receipt.digest) == ("rejected", digests[topic])
+        assert receipt.reason.startswith("its status: ")
+    log_text = (tmp_path / "log").read_text()
+    assert all(f"refused {device}: its status: " in log_text for device in (*wrong, "retained"))

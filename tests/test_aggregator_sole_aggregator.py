@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from aggregator_samples import bundle_file
@@ -14,12 +15,15 @@ from brokers import BROKERS, TestBroker, make_broker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import aggregator.service as service_module
 import aggregator.sole_aggregator as seat_module
 from aggregator import events
+from aggregator.service import Service, settle
 from aggregator.sole_aggregator import ANSWER_S, LISTEN_S, Seat
 from aggregator.store import DurableStore
 from contract import topics
 from contract.errors import LinkError
+from contract.link import Address
 from contract.messages import Announcement, Status
 from contract.wire import encode
 
@@ -230,3 +234,21 @@ def test_a_store_from_a_backup_is_refused_and_goes_on_as_a_new_run(broker: TestB
         Running(broker.url, store, bundle)
         heard = bystander.until(lambda m: isinstance(m, Announcement) and m.run != before)
         assert heard.run == store.run
+
+
+def test_a_new_run_is_one_for_the_server_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which then does not recommend what its operator has just done."""
+    bundle_file(tmp_path / "f.bundle")
+    told = list[object]()
+
+    def made(*_: object, **options: object) -> NoReturn:
+        told.append(options["is_new_run"])
+        raise LinkError("no broker here")
+
+    monkeypatch.setattr(service_module, "Server", made)
+    for new_run in (False, True):
+        address = Address.parse("mqtt://127.0.0.1:1")
+        service = Service([tmp_path / "f.bundle"], address, tmp_path / "s", FLEET, settle(), new_run=new_run)
+        with pytest.raises(LinkError, match="no broker here"):
+            service.run(lambda event: None, lambda content, finished: None)
+    assert told == [False, True]

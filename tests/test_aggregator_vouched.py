@@ -116,7 +116,7 @@ def test_a_round_is_remade_as_it_was_made(tmp_path: Path) -> None:
     alone, _ = a_round(tmp_path / "a", "ffc", {"hall": sent["hall"]})
     np.testing.assert_array_equal(state.rows["head"].rows, alone.rows["head"].rows)
     with stored_run(tmp_path / "s") as stored:
-        assert stored.screening("ffc") == Screening(0.5, "leave-out", ("hall",))
+        assert stored.screening("ffc") == Screening(None, "leave-out", ("hall",))
     again = solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": "auto"})
     np.testing.assert_array_equal(again.state.rows["head"].rows, state.rows["head"].rows)
 

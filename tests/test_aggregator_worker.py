@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, bundle_file, contribution, extractor, manifest, means
 from aggregator_server_samples import wait
 from brokers import TestBroker, make_broker
-from commands import one_error_line, run
-from postgres_server import need_postgres
+from commands import ROOT, one_error_line, run
+from postgres_server import need_postgres, own_server
 from talker import Talker
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from aggregator.coordinator import Coordinator
 from aggregator.crew import Crew
-from aggregator.database import members, place_of
+from aggregator.database import PostgresPlace, members, place_of
 from aggregator.database.members import Leader, Member, StaleError
-from aggregator.events import LinkUp, RoundClosed
+from aggregator.database.postgres_connection import connect
+from aggregator.events import LinkUp, RoundClosed, StoreAway
 from aggregator.orders import give
 from aggregator.rounds import Closed, Opened
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
+from aggregator.standing_store import Stands
 from aggregator.store import Accepted, DurableStore
 from aggregator.store_schema import KIND
 from contract.chunks import bitmap, split
-from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
+from contract.errors import InUseError, LedError, ProtofleetError, StoreAwayError, StoreLostError, UsageError
 from contract.link import Address
 from contract.messages import Contribution, Status
 from contract.methods import method
@@ -205,7 +211,8 @@ def test_workers_do_not_wait_for_each_other(place: str) -> None:
 
 
 def test_a_worker_leads_once_nobody_does(place: str) -> None:
-    leader = SharedStore(place, BUNDLE, FLEET, leads=True)
+    crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
+    leader = SharedStore(place, BUNDLE, FLEET, leads=True, settings=crew.settings)
 
     class Works:
         is_finished = False
@@ -214,7 +221,6 @@ def test_a_worker_leads_once_nobody_does(place: str) -> None:
             leader.close()
             return "nobody leads"
 
-    crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
     assert crew.serve(lambda store: {"epoch": store.epoch}, lambda _: Works(), dict) == {"epoch": 2}  # type: ignore[arg-type, return-value]
 
 
@@ -585,3 +591,209 @@ def test_a_worker_of_other_options_or_another_release_is_one_line(
         assert "of the release that leads, try the same release of Protofleet for all of them" in line
     finally:
         leading.stop()
+
+
+# ── settings that others brought into force ─────────────────────────────────────────────────────────────────────────
+
+
+def _woken(place: str) -> SharedStore:
+    """A worker's store; since it was opened another process with other settings leads, and it has read what changed."""
+    kind: dict[str, Any] = {"path": place, "bundle": BUNDLE, "fleet": FLEET}
+    leader = SharedStore(**kind, leads=True, settings="yesterday's")
+    member = SharedStore(**kind, leads=False, settings="yesterday's")
+    member.enrolment.invite("b", b"token", 1e12)
+    leader.close()
+    newer = SharedStore(**kind, leads=True, settings="today's")
+    newer.open_round(1, "fedproto", 0, 0.0)
+    member._newer = newer  # type: ignore[attr-defined]
+    member.based_on = member.changes()
+    return member
+
+
+WRITES: dict[str, Callable[[SharedStore], object]] = {
+    "a contribution": lambda s: s.commit([_accepted("a")], {}),
+    "a refusal": lambda s: s.commit([], {(1, "rejected"): 1}, [(1, "a")]),
+    "a share": lambda s: s.commit(
+        [replace(_accepted("a"), message=cast("Contribution", SimpleNamespace(seed=bytes(32))))], {}
+    ),
+    "chunks": lambda s: s.put_chunks(
+        ("a", chunk, b"piece")
+        for chunk in split(encode(contribution(wide()), "f64"), LIMIT_BYTES, run=s.run, round=1, method="fedproto")
+    ),
+    "sums that stand": lambda s: s.standing_beside.put(
+        [Stands("a", 1, b"payload", 7)], {}, 1.0, {}, s.based_on
+    ),
+    "a withdrawal": lambda s: s.standing_beside.put([Stands("a", 1, None, 7)], {}, 1.0, {}, s.based_on),
+    "a device by its token": lambda s: s.enrolment.enrol("b", bytes(32), 1.0, by_token=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_nothing_is_committed_by_settings_that_are_no_longer_in_force(
+    place: str, write: Callable[[SharedStore], object]
+) -> None:
+    member = _woken(place)
+    with closing(member), closing(member._newer):  # type: ignore[attr-defined]
+        before = _rows_of(place)
+        with pytest.raises(UsageError, match="--worker, expected the options of the process that leads, got others"):
+            write(member)
+        assert _rows_of(place) == before
+        with pytest.raises(UsageError, match="--worker, expected the options of the process that leads, got others"):
+            member.check_version()
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_by_those_that_are_it_is(place: str, write: Callable[[SharedStore], object]) -> None:
+    member = _woken(place)
+    with closing(member), closing(member._newer):  # type: ignore[attr-defined]
+        member._members.settings = "today's"
+        before = _rows_of(place)
+        write(member)
+        assert _rows_of(place) != before
+
+
+def _rows_of(place: str) -> dict[str, list[tuple[str]]]:
+    server, schema = need_postgres(), place.rsplit("%3D", 1)[1]
+    with server.connect() as db:
+        names = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (schema,)).fetchall()
+        return {
+            name: sorted(db.execute(f"SELECT row::text FROM {schema}.{name} AS row").fetchall()) for (name,) in names
+        }
+
+
+def test_who_has_worked_by_other_settings_does_not_lead_by_them(place: str) -> None:
+    """It was stopped while another began to lead and ended: what that one brought into force is newer."""
+    whose, words = (place, BUNDLE, FLEET), "expected the options of the process that leads, got others"
+    crew = Crew(whose, (), settle(), threading.Event())
+    first = SharedStore(*whose, leads=True, settings=crew.settings)
+
+    class Works:
+        is_finished = False
+
+        def run(self) -> str:
+            first.close()
+            Crew(whose, (), settle(max_samples=7), threading.Event()).serve(lambda _: {}, lambda _: Works(), dict)  # type: ignore[arg-type, return-value]
+            return "nobody leads"
+
+    with pytest.raises(UsageError, match=words):
+        crew.serve(lambda _: {}, lambda _: Works(), dict)  # type: ignore[arg-type, return-value]
+    started = Crew(whose, (), settle(), threading.Event())
+    assert started.serve(lambda _: {"leads": True}, lambda _: Works(), dict) == {"leads": True}  # type: ignore[arg-type, return-value]
+
+
+def test_which_bundles_are_extended_is_a_setting_too_in_whatever_order_they_are_named() -> None:
+    whose, one, other = ("postgresql://h/d", BUNDLE, FLEET), bytes(32), b"1" * 32
+    digests = [
+        Crew(whose, extends, settle(), threading.Event()).settings for extends in ((), (one, other), (other, one))
+    ]
+    assert (digests[0] == digests[1], digests[1] == digests[2]) == (False, True)
+
+
+def test_an_aggregator_alone_leaves_no_settings_in_force(place: str) -> None:
+    """Who has slept through its life decided by those of before it."""
+    kind: dict[str, Any] = {"path": place, "bundle": BUNDLE, "fleet": FLEET, "settings": "yesterday's"}
+    leader = SharedStore(**kind, leads=True)
+    with SharedStore(**kind, leads=False) as member:
+        leader.close()
+        DurableStore(place, BUNDLE, FLEET).close()
+        member.based_on = member.changes()
+        with pytest.raises(StoreLostError, match="got an aggregator without --worker"):
+            member.commit([_accepted("a")], {})
+
+
+def test_a_store_from_before_settings_were_stated_is_taken_up(place: str) -> None:
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
+        leader._db.execute("ALTER TABLE protofleet DROP COLUMN settings")
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True, settings="today's") as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False, settings="today's") as member,
+    ):
+        leader.open_round(1, "fedproto", 0, 0.0)
+        member.based_on = member.changes()
+        assert member.commit([_accepted("a")], {}) == set()
+
+
+# ── a server that is not there yet ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_waits_for_a_server_that_was_never_there(tmp_path: Path) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    broker = make_broker("embedded", tmp_path)
+    broker.start()
+    with own_server() as server:
+        place = server.new_place()
+        server.kill()
+        waits = Running(tmp_path / "f.bundle", broker.url, place)
+        try:
+            wait(lambda: any(isinstance(event, StoreAway) for event in waits.told))
+            server.start()
+            wait(lambda: any(isinstance(event, LinkUp) for event in waits.told))
+        finally:
+            waits.stop()
+            broker.stop()
+
+
+def test_a_worker_that_waits_for_a_server_says_so_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    words = ["aggregate", "--worker", "--bundle", tmp_path / "f.bundle", "--broker", "mqtt://127.0.0.1:1"]
+    words += ["--store", "postgresql://protofleet@127.0.0.1:1/pets"]
+    command = [sys.executable, "-m", "protofleet", *map(str, words)]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+    try:
+        wait(lambda: "store away" in (tmp_path / "log").read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 143
+    finally:
+        process.kill()
+        process.wait()
+    impatient = one_error_line(run(*words, "--quiet", "--patience", "0.1"))
+    assert "expected a PostgreSQL server that lets us in" in impatient
+
+
+def test_a_server_that_refuses_a_worker_is_not_waited_for(tmp_path: Path) -> None:
+    """Whatever language it says that in: libpq knows that it speaks to us and takes others."""
+    bundle_file(tmp_path / "f.bundle")
+    words = ("aggregate", "--worker", "--bundle", tmp_path / "f.bundle", "--broker", "mqtt://127.0.0.1:1", "--quiet")
+    with own_server() as server:
+        rules = server.folder / "data" / "pg_hba.conf"
+        rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
+        with server.connect() as db:
+            db.execute("CREATE ROLE guarded LOGIN PASSWORD 'right'")
+            db.execute("SELECT pg_reload_conf()")
+        wrong = server.url().replace("protofleet@", "guarded:wrong@")
+        wait(lambda: isinstance(_refusal(wrong), StoreLostError))  # the rules are read
+        for url in (
+            wrong,
+            server.url().replace("protofleet@", "nobody_we_know@"),
+            server.url().replace("/postgres?", "/none?"),
+        ):
+            refused = one_error_line(run(*words, "--store", url))
+            assert "expected a PostgreSQL server that lets us in" in refused
+            assert "wrong@" not in refused
+            assert not isinstance(_refusal(url), StoreAwayError)
+
+
+def test_a_server_that_stops_or_starts_lets_nobody_in_and_is_waited_for() -> None:
+    with own_server() as server:
+        assert _refusal(server.url()) is None
+        with server.connect() as db:
+            pid = db.execute("SELECT pg_backend_pid()").fetchone()
+            assert server._process is not None
+            server._process.send_signal(signal.SIGTERM)  # it waits for who is connected, and takes nobody else
+            wait(lambda: _refusal(server.url()) is not None)
+            assert isinstance(_refusal(server.url()), StoreAwayError)
+            assert db.execute("SELECT pg_backend_pid()").fetchone() == pid
+        server._process.wait(timeout=60)
+        assert isinstance(_refusal(server.url()), StoreAwayError)
+
+
+def _refusal(url: str) -> ProtofleetError | None:
+    """Why there is no connection; None where there is one."""
+    where = place_of(url)
+    assert isinstance(where, PostgresPlace)
+    try:
+        connect(where, KIND).link.close()
+    except ProtofleetError as error:
+        return error
+    return None

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.accuracy import SHARES, Accuracy, read_accuracy
+from contract.accuracy import COUNTS, SHARES, Accuracy, read_accuracy
 from contract.messages import MAX_ENTRIES, Status
 from contract.wire import decode, encode
 
 RUN = b"\xff\x00run"[:4]
 share = st.floats(0, 1)
-accuracies = st.builds(
-    Accuracy, st.integers(1, 1000), share, st.none() | share, shipped=st.none() | share, alone=st.none() | share
-)
+figures = {name: st.none() | share for name in SHARES if name != "all_classes"}
+figures |= {name: st.none() | st.integers(0, 1 if name == "own_samples" else 65_535) for name in COUNTS}
+accuracies = st.builds(Accuracy, st.integers(1, 1000), share, **figures)
 
 
 @given(accuracies, st.integers(1, 2**32 - 1), st.binary(min_size=4, max_size=4))
@@ -34,6 +34,9 @@ def test_what_was_measured_is_what_is_read(found: Accuracy, round: int, run: byt
         *({f"accuracy_{name}": value} for name in SHARES for value in (-1e-9, 1.0000001, 1e300)),
         *({f"accuracy_{name}": value} for name in ("samples", "round") for value in (0.0, -1.0, 1.5, 1e12)),
         {"accuracy_samples": 1001.0},
+        *({f"accuracy_{name}": value} for name in COUNTS for value in (-1.0, 0.5, 1e300)),
+        {"accuracy_own_samples": 11.0},  # of 10
+        {"accuracy_classes": 65_536.0},
         *({f"accuracy_{name}": None} for name in ("run", "round", "samples", "all_classes")),
     ],
 )
@@ -44,7 +47,11 @@ def test_what_cannot_be_true_is_nothing(changed: dict[str, float | None]) -> Non
     assert read_accuracy(wrong, RUN, max_samples=1000) is None
 
 
-@given(st.dictionaries(st.sampled_from([f"accuracy_{n}" for n in ("run", "round", "samples", *SHARES)]), st.floats()))
+@given(
+    st.dictionaries(
+        st.sampled_from([f"accuracy_{n}" for n in ("run", "round", "samples", *SHARES, *COUNTS)]), st.floats()
+    )
+)
 def test_whatever_is_said_is_read_in_its_bounds_or_not_at_all(metrics: dict[str, float]) -> None:
     metrics["accuracy_run"] = float(int.from_bytes(RUN, "big"))
     found = read_accuracy(metrics, RUN, max_samples=1000)

@@ -271,6 +271,13 @@ def test_a_key_file_is_never_overwritten_and_a_wrong_one_is_one_line(tmp_path):
         read_helper_public(tmp_path / "key", "--helper")
     with pytest.raises(UsageError, match="No such file"):
         read_helper_public(tmp_path / "none", "--helper")
+    public = (tmp_path / "key.pub").read_text().strip()
+    prime = (2**255 - 19).to_bytes(32, "little").hex()
+    for weak in (bytes(32).hex(), f"01{bytes(31).hex()}", prime):
+        for pair in (weak + public[64:], public[:64] + weak):
+            (tmp_path / "weak.pub").write_text(pair)
+            with pytest.raises(UsageError, match="got a point for which everybody has the other half"):
+                read_helper_public(tmp_path / "weak.pub", "--helper-key")
 
 
 def test_the_digest_of_a_share_is_that_of_its_bytes():

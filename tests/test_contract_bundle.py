@@ -232,6 +232,43 @@ def test_a_member_of_no_use_is_refused(bundle, name):
         read_bundle(bundle)
 
 
+BESIDE = {
+    "before": lambda raw, at: b"#!/bin/sh\n" + raw,
+    "after": lambda raw, at: raw + b"PK",
+    "a whole file after": lambda raw, at: raw + raw,
+    "a comment": lambda raw, at: raw[:-2] + b"\x01\x00!",
+    "between": lambda raw, at: _moved(raw, at, b"hidden"),
+}
+
+
+def _moved(raw: bytes, at: int, hidden: bytes) -> bytes:
+    """The bytes hidden between the last member and the directory, which still says where it begins."""
+    begins = len(raw) - 6
+    return raw[:at] + hidden + raw[at:begins] + (at + len(hidden)).to_bytes(4, "little") + raw[begins + 4 :]
+
+
+@pytest.mark.parametrize("where", BESIDE)
+def test_bytes_beside_the_members_are_refused(bundle, where):
+    """A zip reader skips them: they would be a file in the file, that no hash of a member knows."""
+    raw = bundle.read_bytes()
+    changed = BESIDE[where](raw, int.from_bytes(raw[-6:-2], "little"))
+    bundle.write_bytes(changed)
+    with zipfile.ZipFile(bundle) as archive:
+        assert len(archive.read("manifest.json")) > 100
+    with pytest.raises(
+        BundleError, match="expected a zip archive and nothing else, got bytes before, between or after"
+    ):
+        read_bundle(bundle)
+
+
+def test_what_would_not_be_read_is_not_written(tmp_path):
+    parts = small_parts()
+    parts["manifest"] = msgspec.structs.replace(parts["manifest"], labels=("cat", "do\tg", "bird"))
+    with pytest.raises(BundleError, match="labels without control characters"):
+        write_bundle(tmp_path / "b.bundle", **parts)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_member_that_the_manifest_does_not_vouch_for_is_refused(tmp_path):
     write_bundle(tmp_path / "b.bundle", **small_parts(trainable=False))
     rewrite(tmp_path / "b.bundle", members_of(tmp_path / "b.bundle") | {"train_step.onnx": b"smuggled"})
@@ -274,6 +311,15 @@ def test_a_name_that_is_not_utf8_is_refused(bundle):
 # ── of another kind ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MANIFESTS = {
+    "a std of 0": ({"std": [0.0]}, "numbers as mean and positive ones as std"),
+    "a negative std": ({"std": [-0.25]}, "numbers as mean and positive ones as std"),
+    "an opset of another age": ({"opset": 999}, "expected opset 13 to 28, got 999"),
+    "no opset": ({"opset": 0}, "expected opset 13 to 28, got 0"),
+    "a line's end in a label": (
+        {"labels": ["cat", "do\ng", "bird"]},
+        r"labels without control characters, got 'do\\ng'",
+    ),
+    "an escape in a label": ({"labels": ["cat", "\x1b[2J", "bird"]}, "labels without control characters"),
     "an extractor": ({"extractor": "xyz"}, "expected a sha256 of the extractor, got xyz"),
     "schema 1": ({"schema": 1}, "expected schema 2, got schema 1, try exporting it anew: it is of Protofleet 0.1"),
     "a later schema": ({"schema": 3}, "expected schema 2, got schema 3, try a newer Protofleet"),

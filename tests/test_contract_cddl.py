@@ -82,6 +82,8 @@ OPTIONAL = {
     ("contribution-groups", 13),
     ("receipt-rejected", 8),
     ("receipt-late", 9),
+    ("receipt-left-out", 10),
+    ("receipt-left-out", 11),
     ("announcement-standing", 15),
     ("contribution-standing", 13),
     ("contribution-standing", 15),
@@ -110,6 +112,11 @@ OPTIONAL = {
     ("announcement-epoch", 21),
     ("announcement-max-samples", 22),
     ("status-issued", 8),
+    ("announcement-proof", 19),
+    ("announcement-proof", 24),
+    ("status-heard", 8),
+    ("status-rival", 10),
+    ("status-heard", 9),
 }
 
 

@@ -228,6 +228,24 @@ def test_of_ridges_that_are_as_good_the_largest_is_taken() -> None:
         assert found.ridge == RIDGES[-1]
 
 
+@pytest.mark.parametrize(("samples", "width", "devices", "groups"), [(240, 40, 4, 2), (400, 80, 8, 4)])
+def test_of_means_of_several_photos_each_the_least_error_is_taken_and_of_single_ones_within_a_bound(
+    samples: int, width: int, devices: int, groups: int
+) -> None:
+    """A copy is one of several in its group's mean; where a group is one photo it is a head of its own."""
+    z, y = _draw(samples, width, 4, 0)
+    several = _spread(_groups(np.random.default_rng(0), z, y, 4, devices, groups), 4)
+    found = choose_ridge_within(several.within)
+    place = int(np.searchsorted(found.ridges, found.ridge))
+    assert found.freedom[place] > several.within.freedom / 3 + 2 * 4
+    assert (place, found.is_limited) == (int(found.error.argmin()), False)
+    once = _spread(
+        [(mean, 1, label) for mean, _, label in _groups(np.random.default_rng(0), z, y, 4, devices, groups)], 4
+    )
+    single = choose_ridge_within(once.within)
+    assert single.freedom[int(np.searchsorted(single.ridges, single.ridge))] <= once.within.freedom / 3 + 2 * 4
+
+
 @given(st.integers(0, 10_000), st.sampled_from([1e-3, 40.0]))
 @settings(max_examples=20, deadline=None)
 def test_units_rotations_and_the_classes_order_change_no_answer(seed: int, unit: float) -> None:

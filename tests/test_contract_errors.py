@@ -77,7 +77,7 @@ def test_whatever_stands_in_it_it_is_one_line_of_bounded_length(message, got):
 
 @pytest.mark.parametrize("kind", [name for name, parent in real_tree().items() if parent])
 def test_exit_codes_tell_wrong_use_from_failure(kind):
-    wrong_use = {"UsageError", "DataError", "BundleError", "ExportError", "MethodError"}
+    wrong_use = {"UsageError", "DataError", "BundleError", "ExportError", "MethodError", "SecondProcessError"}
     assert getattr(errors, kind).exit_code == (2 if kind in wrong_use else 1)
 
 

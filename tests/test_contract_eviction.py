@@ -141,14 +141,15 @@ def test_an_old_death_that_a_broker_comes_back_with_again_and_again_ends_nobody(
             assert broker.ended == {"seat" if take_over else "newer"}
 
 
-def test_the_newcomer_of_two_processes_of_a_device_ends() -> None:
+@pytest.mark.parametrize("is_clone", [False, True], ids=["another state", "a copy made while the older ran"])
+def test_the_newcomer_of_two_processes_of_a_device_ends(is_clone: bool) -> None:
     """Neither ever hears the other's birth, which is what they know each other by on other brokers."""
     for seed in range(20):
         broker = OneSession(seed)
         for name, starts in (("older", 0.0), ("newer", SOON_S + 5)):
             broker.until(starts)
             instance = name.encode().ljust(8)
-            process = Presence("kitchen", instance, is_own=lambda other: False)
+            process = Presence("kitchen", instance, is_own=lambda other: is_clone and other == b"older   ")
             born, dead = Status(True, instance, 1), Status(False, instance, 1)
             broker.joins(name, process, lambda born=born: born, lambda dead=dead: dead)  # type: ignore[misc]
         broker.until(broker.now + 60)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.covariance import within_gram
-from contract.discriminant import discriminant_head, without_bias
+from contract.discriminant import choose_ridge_within, discriminant_head, doubted_choice, without_bias
 from contract.errors import StatisticError
 from contract.ridge import RidgeHead, choose_ridge, doubt, scarce_or_uneven, solve, solve_head
-from contract.spectrum import RIDGES, Spectrum, solved_directly
+from contract.spectrum import RIDGES, Spectrum, least_error, solved_directly
 from contract.sphere import projection, unit_rows
 from contract.statistics import FeatureGram
 
@@ -54,7 +54,10 @@ def test_the_criterion_is_that_of_the_features(size: tuple[int, int], seed: int)
     np.testing.assert_allclose(choice.criterion, brute[:, 0], rtol=1e-5)
     np.testing.assert_allclose(choice.freedom, brute[:, 1], rtol=1e-8)
     assert (choice.criterion > 0).all()
-    assert choice.criterion[np.searchsorted(RIDGES, choice.ridge)] <= brute[:, 0].min() * (1 + 1e-5)
+    most = max(len(z) / 3 + 2 * len(np.unique(y)), brute[-1, 1]) * (1 + 1e-8)  # degrees of freedom
+    taken = [criterion for criterion, freedom in brute if freedom <= most]
+    assert choice.criterion[np.searchsorted(RIDGES, choice.ridge)] <= min(taken) * (1 + 1e-5)
+    assert choice.is_limited or brute[:, 0].min() >= 0.9 * min(taken) * (1 - 1e-5)
 
 
 def test_it_is_leave_one_out_where_all_samples_have_the_same_leverage() -> None:
@@ -219,6 +222,73 @@ def test_the_ridge_never_dips_between_an_eighth_and_eight_times_as_many_samples_
     assert np.mean(behind) <= 0.02
     assert np.mean(against_mean) >= -0.03
     assert np.mean(other_form) >= -0.03
+
+
+def _with_copies(z: np.ndarray, y: np.ndarray, copies: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(9)
+    source = rng.permutation(len(z))[: max(1, round(copies * len(z)))]
+    return np.r_[z, unit_rows(z[source] + noise * unit_rows(rng.normal(size=(len(source), z.shape[1]))))], np.r_[
+        y, y[source]
+    ]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("copies", [0.01, 0.05, 0.2])
+def test_photos_that_are_there_twice_do_not_make_the_head_fit_single_ones(copies: float, noise: float) -> None:
+    test_z, test_y = _unit_features(3000, WIDTH, 1)
+    lost, lost_by_least, limited = [], [], []
+    for seed in range(2, 5):
+        z, y = _with_copies(*_unit_features(WIDTH * 3 // 4, WIDTH, seed), copies, noise)
+        a, cross, counts = _sums(z, y, 10)
+        spectrum = Spectrum.of(a)
+        right = [float(((test_z @ spectrum.solve(cross, r).T).argmax(1) == test_y).mean()) for r in RIDGES]
+        choice = choose_ridge(spectrum, cross, counts)
+        lost.append(max(right) - right[int(np.searchsorted(RIDGES, choice.ridge))])
+        lost_by_least.append(max(right) - right[int(choice.criterion.argmin())])
+        limited.append(choice.is_limited)
+    assert max(lost) <= 0.01
+    assert all(limited) or noise or np.mean(lost_by_least) <= 0.02
+    if copies >= 0.05 or not noise:  # the trap is there: what is best by the criterion alone is far behind
+        assert np.mean(lost_by_least) > 0.1
+
+
+def test_classes_that_nobody_has_leave_no_more_room() -> None:
+    z, y = _with_copies(*_unit_features(WIDTH * 3 // 4, WIDTH, 2), 0.05, 0.0)
+    few, many = (choose_ridge(Spectrum.of(a), cross, counts) for a, cross, counts in (_sums(z, y, n) for n in (10, 90)))
+    assert few.is_limited
+    assert (many.ridge, many.is_limited) == (few.ridge, True)
+
+
+@pytest.mark.parametrize("copies", [0.05, 0.2])
+def test_the_discriminant_fits_no_single_photos_either(copies: float) -> None:
+    for seed in range(2, 5):
+        z, y = _with_copies(*_unit_features(WIDTH * 3 // 4, WIDTH, seed), copies, 0.0)
+        within = within_gram(*_sums(z, y, 10))
+        found = choose_ridge_within(within)
+        free = int(found.error.argmin())  # what it would be without a bound
+        most = within.freedom / 3 + 2 * 10
+        assert found.freedom[int(np.searchsorted(RIDGES, found.ridge))] <= most < found.freedom[free]
+        assert found.is_limited
+        assert "photos are there twice" in doubted_choice(within)
+
+
+def test_the_least_error_is_taken_among_those_with_few_degrees_of_freedom() -> None:
+    df = [90.0, 60.0, 50.0, 20.0, 5.0]
+    for error, samples, place, limited in (
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 90, 2, True),  # 30 + 2 · 10 degrees of freedom, and no more
+        ([5.0, 4.0, 3.0, 2.0, 2.5], 90, 3, False),
+        ([2.8, 4.0, 3.0, 3.0, 3.5], 90, 3, False),  # not a tenth less
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 300, 0, False),
+        ([9.0, 9.0, 3.0, 3.0, 4.0], 90, 3, False),  # the largest of those within rounding
+        ([1.0, 2.0, 3.0, 4.0, np.inf], 90, 2, True),
+    ):
+        found = least_error(error, df, samples, 10)
+        assert found is not None
+        assert (found.place, found.is_limited) == (place, limited)
+    all_too_many = least_error([1.0, 2.0], [9.0, 8.0], 3, 2)
+    assert all_too_many is not None
+    assert all_too_many.place == 1
+    assert least_error([1.0, np.inf], [9.0, 1.0], 6, 0) is None
 
 
 @pytest.mark.parametrize("precision", [np.float32, np.float16])

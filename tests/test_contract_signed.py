@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from aggregator.service import settle
 from contract import ed25519, topics
+from contract.allowlist import read_allowlist
 from contract.envelopes import ENVELOPE_BYTES, Enrolment, Signed
 from contract.errors import SignatureError, UsageError, WireError
+from contract.extras import install_command
 from contract.messages import Receipt
 from contract.signed import Keyring, Signer, enrolment_of, invitation_key, key_id, token_proves
-from contract.signing_keys import read_public_keys
+from contract.signing_keys import read_private_key, read_public_keys
 from contract.wire import decode, encode
 
 GOLDEN = Path(__file__).parent / "golden" / "wire_v2.json"
@@ -111,6 +114,86 @@ def test_a_key_that_is_no_point_verifies_nothing():
         Keyring([bad]).payload(Signed(key_id(bad), PLAIN, bytes(64)), TOPIC)
 
 
+_P, _D = 2**255 - 19, -121665 * pow(121666, -1, 2**255 - 19)
+
+
+def _point(encoded: bytes) -> tuple[int, int] | None:
+    """RFC 8032, 5.1.3, but that y may be p or more, as verifiers take it."""
+    number = int.from_bytes(encoded, "little")
+    y = (number & (1 << 255) - 1) % _P
+    square = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    x = x if x * x % _P == square else x * pow(2, (_P - 1) // 4, _P) % _P
+    if x * x % _P != square:
+        return None
+    return (x if x & 1 == number >> 255 else -x % _P), y
+
+
+def _doubled(point: tuple[int, int]) -> tuple[int, int]:
+    """RFC 8032, 5.1.4, in affine numbers."""
+    x, y = point
+    both = _D * x * x * y * y
+    return 2 * x * y * pow(1 + both, -1, _P) % _P, (y * y + x * x) * pow(1 - both, -1, _P) % _P
+
+
+def _is_of_small_order(encoded: bytes) -> bool:
+    point = _point(encoded)
+    for _ in range(3):
+        point = point and _doubled(point)
+    return point == (0, 1)
+
+
+WEAK = [
+    (y | sign << 255).to_bytes(32, "little") for y in sorted(ed25519._SMALL) for sign in (0, 1) if y < 2**255
+]  # fmt: skip
+
+
+def test_keys_for_which_anybody_can_sign_are_the_points_whose_order_divides_8():
+    assert len(WEAK) == 14
+    assert all(_is_of_small_order(key) and ed25519.is_weak(key) for key in WEAK)
+    orders = {point for key in WEAK if (point := _point(key))}
+    assert len(orders) >= 8
+    for key in (SIGNER.public_key, OTHER.public_key, bytes([2]) + bytes(31), bytes([4]) + bytes(31)):
+        assert not ed25519.is_weak(key)
+        assert not _is_of_small_order(key)
+
+
+def test_a_weak_key_verifies_nothing_though_the_library_says_it_does():
+    """R of small order and S = 0 are a signature of one message in a few, by nobody."""
+    signature, forged = bytes([1]) + bytes(63), 0
+    for key in WEAK:
+        for number in range(16):
+            said = bytes([number])
+            assert not ed25519.holds(key, signature, said)
+            try:
+                ed25519.library("").Ed25519PublicKey.from_public_bytes(key).verify(signature, said)
+            except Exception:
+                continue
+            forged += 1
+    assert forged
+
+
+@pytest.mark.parametrize("key", WEAK)
+def test_a_weak_key_is_in_no_file_of_keys(tmp_path, key):
+    path = tmp_path / "keys"
+    for written in (key, key.hex().encode(), f"{SIGNER.public_key.hex()}\n{key.hex()}\n".encode()):
+        path.write_bytes(written)
+        with pytest.raises(
+            UsageError, match="keys, expected a public key that has a private one, got a point for which"
+        ):
+            read_public_keys(str(path))
+    path.write_text(f'[devices]\ncam = "{key.hex()}"\n')
+    with pytest.raises(UsageError, match="expected a public key, 64 hex digits"):
+        read_allowlist(path)
+
+
+@pytest.mark.parametrize(("left", "got"), [(b"", "an empty file"), (bytes(32), "32 bytes, all of them zero")])
+def test_a_private_key_that_a_disk_has_lost_is_none(tmp_path, left, got):
+    (tmp_path / "key").write_bytes(left)
+    with pytest.raises(UsageError, match=f"got {got}, try a copy of it; a new one .* has to be trusted, or enrolled"):
+        read_private_key(str(tmp_path / "key"))
+
+
 def test_a_file_of_several_keys_holds_nothing_else(tmp_path):
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -186,5 +269,5 @@ def test_without_the_library_it_is_one_line(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     for use in (lambda: Signer(bytes(32)), lambda: Keyring([bytes(32)]), lambda: settle(enrolled=True)):
-        with pytest.raises(UsageError, match=r"pip install 'protofleet\[security\]'"):
+        with pytest.raises(UsageError, match=re.escape(install_command("security"))):
             use()

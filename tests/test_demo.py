@@ -25,6 +25,7 @@ from lab_samples import small_directory
 from page_checks import check_page
 from PIL import Image
 
+from contract.extras import install_command
 from contract.methods import METHODS
 from hw_profiles.units import percent
 from lab.demo.report import render_report
@@ -419,7 +420,7 @@ def test_from_scratch_without_torch_is_one_line_that_says_what_to_install(tmp_pa
         errors = demo.communicate(timeout=60)[1]
         assert (demo.returncode, errors.count("\n")) == (2, 1), errors
         assert "torch" in errors
-        assert "try pip install 'protofleet[all]'" in errors
+        assert f"try {install_command('all')}" in errors
     assert not (tmp_path / "out").exists()
 
 

@@ -82,6 +82,34 @@ def test_the_readme_has_exactly_two_one_line_commands_that_install_and_run():
         assert "-c constraints.txt" in line
 
 
+def extras_with_those_they_name(named: set[str]) -> set[str]:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found, left = set(), set(named)
+    while left:
+        extra = left.pop()
+        found.add(extra)
+        inner = {name for line in known[extra] if line.startswith("protofleet[") for name in re.findall(r"\w+", line)}
+        left |= (inner & known.keys()) - found
+    return found
+
+
+def test_what_readme_installs_above_a_command_is_all_that_it_needs():
+    """On a workstation, by whoever does one section after the other; whoever runs the tests has everything."""
+    beside = {"profile": "export", "advise": None}  # which extra a command needs for what README promises of it
+    installed: set[str] = set()
+    checked = []
+    parts = [part.strip() for whole in shell_blocks(README) for part in whole.split(" && ")]
+    for line in parts:
+        if found := re.search(r"\.venv/bin/pip install -c constraints\.txt -e '\.\[([a-z,]+)\]'", line):
+            installed |= extras_with_those_they_name(set(found.group(1).split(",")) - {"dev"})
+        elif line.startswith(".venv/bin/protofleet "):
+            name = line.split()[1]
+            needs = beside.get(name, COMMANDS[name].extra)
+            assert needs is None or extras_with_those_they_name({needs}) <= installed, line
+            checked.append(name)
+    assert {"demo", "export", "profile", "broker", "aggregate", "model"} <= set(checked)
+
+
 def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
     script = (ROOT / ".ci" / "run").read_text()
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0

@@ -12,6 +12,7 @@ import pytest
 from edge_samples import announcement, fashion
 
 from contract.accuracy import Accuracy
+from contract.answers import nearest_answer
 from contract.bundle import Activation, Bundle, Manifest, read_bundle
 from contract.errors import UsageError
 from contract.methods import method
@@ -20,7 +21,7 @@ from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.data.load import hold_back
 from edge_client.device import Device
-from edge_client.evaluate import in_words
+from edge_client.evaluate import in_words, score, summary
 from edge_client.extractor import Extractor
 from edge_client.own_samples import LEAST, OwnSamples, Samples
 from edge_client.policy import Policy
@@ -70,7 +71,10 @@ def test_the_figures_of_each_method_before_and_after_a_state_is_there(bundle: Bu
     assert (told.samples, told.all_classes) == (60, after.all_classes[found.way])
     assert told.own_classes == told.all_classes  # nothing else was held out
     assert told.shipped == pytest.approx(_nearest(bundle, data, test))
-    if found.trains:
+    own = found.alone_way(bundle.manifest.head)
+    if found.trains and own == found.way:  # the device's own head is the round's own way
+        assert told.alone is None
+    elif found.trains:
         assert told.alone == after.all_classes[found.alone_way(bundle.manifest.head)]
     else:  # the fleet is this one device
         # its contribution went through float32, and a ridge may be chosen that is next to the other
@@ -89,15 +93,50 @@ def test_own_classes_are_the_photos_of_classes_that_are_trained_on(bundle: Bundl
     assert found.own_classes > found.all_classes > 0
 
 
-def test_in_words_own_classes_stand_beside_where_they_differ() -> None:
-    found = Accuracy(40, 0.5, 0.75, shipped=0.25, alone=0.4)
-    beside = "(bundle as shipped 25.0%, alone 40.0%, personal head 60.0%)"
-    assert in_words(found, "photos", 0.6) == f"50.0% right on 40 photos, 75.0% on those of its own classes {beside}"
-    assert (
-        in_words(Accuracy(40, 0.5, 0.5), "photos")
-        == in_words(Accuracy(40, 0.5), "photos")
-        == "50.0% right on 40 photos"
+@pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
+def test_among_own_classes_is_what_a_loop_over_photos_finds(bundle: Bundle) -> None:
+    """The best score among the own classes, photo by photo; a class that is never answered is not named."""
+    test = fashion(bundle, 90, (0, 1, 3, 5), purpose="test")
+    own = np.isin(np.arange(10), (0, 3, 7))
+    extractor = Extractor(bundle, bundle.params)
+    some = fashion(bundle, 200, tuple(range(10)))  # of the means of these some photos of 0 lie nearest to other classes
+    centres = np.stack([extractor.features(some.x[some.y == label]).mean(axis=0) for label in range(10)])
+    answer = nearest_answer(centres, ~np.isin(np.arange(10), (3, 9)))  # it cannot name 3, of which there are photos
+    (scored,) = score(extractor, {"it": answer}, test, own).values()
+    right = 0
+    for z, label in zip(extractor.features(test.x), test.y, strict=True):
+        nearest = min((0, 7), key=lambda j: float(np.linalg.norm(z - centres[j])))
+        right += int(own[label] and nearest == label)
+    assert (scored.among_own, scored.classes) == (right, 8)
+    found = summary({"it": scored}, own).tested["it"]
+    assert (found.own_samples, found.own) == (int(np.isin(test.y, (0, 3)).sum()), 3)
+    assert found.among_own == pytest.approx(right / found.own_samples)
+    assert found.own_classes is not None
+    assert found.among_own > found.own_classes > 0.0  # fewer classes to choose among
+    for mine in ((3, 9), (0,)):  # of these it can name none
+        unable = nearest_answer(centres, ~np.isin(np.arange(10), mine))
+        (unnamed,) = score(extractor, {"it": unable}, test, np.isin(np.arange(10), mine)).values()
+        assert unnamed.among_own == 0
+
+
+def test_in_words_only_one_task_stands_beside_another() -> None:
+    held = Accuracy(16, 0.5, 0.5, 0.5625, 0.5625, 0.8125, 0.5625, own_samples=16, classes=10, own=5)
+    assert in_words(held, "held-out photos") == (
+        "it can name 10 classes now (alone 5); on 16 held-out photos of its own 5 classes: 81.2% right choosing among "
+        "these 5 (alone 56.2%, no clear difference on 16 photos), 50.0% choosing among all 10, which is harder "
+        "(chance: 10.0%, not 20.0%)"
     )
+    test = Accuracy(1000, 0.645, 0.7, 0.23, 0.24, 0.9, 0.8, own_samples=300, classes=10, own=3)
+    assert in_words(test, "test photos", 0.85) == (
+        "it can name 10 classes now (alone 3); on 1,000 test photos: 64.5% right (alone 24.0%, bundle as shipped "
+        "23.0%); on the 300 of its own 3 classes: 90.0% right choosing among these 3 (alone 80.0%, bundle as shipped "
+        "76.7%, personal head 85.0%), 70.0% choosing among all 10, which is harder (chance: 10.0%, not 33.3%)"
+    )
+    every = Accuracy(40, 0.75, 0.75, 0.5, None, 0.75, None, own_samples=40, classes=4, own=4)
+    assert in_words(every, "photos") == "on 40 photos of its own 4 classes: 75.0% right (bundle as shipped 50.0%)"
+    assert in_words(Accuracy(40, 0.5), "photos") == "50.0% right on 40 photos"
+    one = Accuracy(1, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0, own_samples=1, classes=2, own=2)
+    assert "100.0% right (alone 0.0%, no clear difference on 1 photo)" in in_words(one, "photos")
 
 
 # ── what is held out ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,7 +219,10 @@ def test_where_noise_protects_what_is_sent_or_the_policy_says_so_figures_stay_at
         others = [SimpleNamespace(policy=each, is_private=each.is_private) for each in (kept, budget)]
         assert _tells(free, figure, None, option)  # type: ignore[arg-type]
         assert not _tells(free, figure, False, option)  # type: ignore[arg-type]
-        for found, expected in ((noised, "a bundle whose method adds no noise"), *((o, "a --policy") for o in others)):
+        for found, expected in (
+            (noised, "a device that has sent nothing with noise"),
+            *((o, "a --policy") for o in others),
+        ):
             assert not _tells(found, figure, None, option)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=f"{option}, expected {expected}"):
                 _tells(found, figure, True, option)  # type: ignore[arg-type]

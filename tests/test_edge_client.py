@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.chunks import bitmap
 from contract.messages import Chunk, Contribution, Status
 from contract.wire import decode, encode
+from edge_client.process_metrics import board_name
 
 OWN = (0, 3, 8)
 
@@ -300,22 +303,45 @@ def test_a_round_goes_on_after_every_cut(broker: TestBroker, bundle: Bundle, sta
     proxy.close()
 
 
-def test_of_two_clients_with_one_id_the_older_stops(
-    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+@pytest.mark.parametrize("is_clone", [False, True], ids=["another state", "a copy of its state"])
+def test_of_two_clients_with_one_id_the_first_stays(
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path, is_clone: bool
 ) -> None:
     with Peer(broker.url, bundle) as peer:
-        older = start(broker.url)
-        peer.status(online=True)
-        newer = start(broker.url, state=tmp_path / "other")
-        said = ended(older, 1)
-        assert said.splitlines()[-1].startswith("error: another")
-        assert "pi-1" in said.splitlines()[-1]
+        first = start(broker.url, state=tmp_path / "first")
+        instance = peer.status(online=True).instance
+        if is_clone:
+            shutil.copytree(tmp_path / "first", tmp_path / "second")
+        said = ended(start(broker.url, state=tmp_path / "second"), 2)  # a code that no unit starts again
+        assert "error: another process runs as device pi-1, expected one process for each id" in said
+        assert instance.hex() in said
+        assert "Traceback" not in said
+        while peer.statuses[-1].rival is None:
+            peer.receive()
+        told = peer.statuses[-1]  # and what is retained
+        assert told.instance == instance
+        assert told.rival is not None
+        assert told.rival.instance in {status.instance for status in peer.statuses} - {instance}
         peer.announce(1)
         sent = peer.contribution(1)
         peer.answer(1)
         peer.give(1, sent)
         finish(peer, 1)
-        ended(newer, 0)
+        ended(first, 0)
+
+
+def test_nobody_waits_for_a_process_that_was_killed(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        first = start(mosquitto.url)
+        born = peer.status(online=True)
+        first.kill()
+        first.wait()
+        peer.status(online=False)
+        peer.publish(topics.status(FLEET, "pi-1"), encode(replace(born, instance=b"of-a-cut")), retain=True)
+        start(mosquitto.url)  # what stands there is the birth of somebody whose will was never published
+        while peer.statuses[-1].instance in (born.instance, b"of-a-cut") or not peer.statuses[-1].online:
+            peer.receive()
+        assert peer.statuses[-1].boot == 2
 
 
 def test_a_waiting_client_says_what_it_waits_for_once(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
@@ -452,6 +478,39 @@ def test_no_receipt_after_the_end_is_said_and_kept(
     assert history(tmp_path)[0]["outcome"] == "late"
 
 
+def test_sigusr1_ends_no_client_that_starts(path: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    """It means a look at the photos; from the command's first lines on it waits, also while the process is replaced."""
+    words = [
+        "--bundle",
+        path,
+        "--broker",
+        "mqtt://127.0.0.1:1",
+        "--id",
+        "pi-1",
+        "--data",
+        files[0],
+        "--patience",
+        "0.5",
+    ]
+    command = [sys.executable, "-m", "protofleet", "client", *map(str, words), "--state", str(tmp_path / "state")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    told = 0
+    while process.poll() is None:
+        if told or _holds_back(process.pid, signal.SIGUSR1):
+            told += process.poll() is None
+            process.send_signal(signal.SIGUSR1)
+    said = process.communicate()[1]
+    assert process.returncode == 1, said
+    assert "error: no broker at mqtt://127.0.0.1:1" in said
+    assert told > 10
+
+
+def _holds_back(process: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk")]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_a_clean_goodbye(
     mosquitto: TestBroker, bundle: Bundle, start: Start, number: signal.Signals, code: int
@@ -461,7 +520,8 @@ def test_a_signal_is_a_clean_goodbye(
         peer.status(online=True)
         client.send_signal(number)
         assert ended(client, code).splitlines()[-1] == f"pi-1: stopped by {number.name}, nothing is lost"
-        assert peer.status(online=False).profile == ""
+        gone = peer.status(online=False)
+        assert (gone.profile, gone.versions) == (board_name(), {})
 
 
 def test_a_full_disk_ends_the_round_but_loses_nothing(

@@ -23,6 +23,7 @@ from PIL import Image
 
 from contract.bundle import SCHEMA, Extends, Manifest
 from contract.errors import DataError
+from contract.extras import install_command
 from edge_client.data.load import load_data
 
 
@@ -330,7 +331,7 @@ def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mon
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
-    with pytest.raises(DataError, match=r"expected the package pyarrow.*protofleet\[parquet\]"):
+    with pytest.raises(DataError, match=r"expected the package pyarrow.*" + re.escape(install_command("parquet"))):
         load_data(path, manifest())
 
 

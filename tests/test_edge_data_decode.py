@@ -127,6 +127,17 @@ def test_mixed_sizes_become_the_bundles(tmp_path: Path) -> None:
 
 # ── what is no image ──
 
+
+def test_a_picture_of_one_pixel_is_a_plane_of_one_colour_and_none() -> None:
+    one = encoded(Image.new("RGB", (1, 1), "red"))
+    with pytest.raises(DataError, match="got a picture of one pixel"):
+        decode_image(one, (4, 4, 3))
+    assert decode_image(one, (1, 1, 3)).tolist() == [[[255, 0, 0]]]
+    assert decode_image(encoded(Image.new("RGB", (2, 1), "red")), (4, 4, 3)).shape == (4, 4, 3)
+    (found,) = decode_all([("a.png", one)], (4, 4, 3))
+    assert found == Broken("a.png", "a picture of one pixel")
+
+
 HEIC = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic" + bytes(40)
 NO_IMAGES = {
     "torn.jpg": (encoded(photo(64, 64), "JPEG")[:500], "runcated"),

@@ -78,6 +78,9 @@ def test_a_device_that_is_ahead_of_the_aggregator_waits_for_it(bundles: tuple[Bu
     with pytest.raises(UsageError, match="not know all classes of this device's bundle, expected an aggregator with"):
         fleet.announced(told(old))
     assert (fleet.standing, fleet.waits_for()) == (None, "waiting for a run of this device's bundle")
+    assert fleet.apart == "more classes than the fleet's"
+    fleet.announced(told(new, knows=old))
+    assert fleet.apart == ""
     fleet.announced(told(new, knows=old))
     assert fleet.standing is not None
 

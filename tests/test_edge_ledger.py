@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from contract.errors import StoreError
+from contract.errors import StoreError, UsageError
 from edge_client.elapsed import Moment
-from edge_client.ledger import Cost, Entry, Ledger, Terms, digest_of, read_ledger
+from edge_client.ledger import FILE, Cost, Entry, Ledger, Terms, digest_of, read_ledger
 
 NOW = Moment("boot", 100.0, 1.8e9)
 
@@ -40,3 +41,9 @@ def test_what_no_device_wrote_is_one_line(changed: str, step, tmp_path: Path) ->
     if "SET counted_s" not in changed:  # which only the device itself reads
         with pytest.raises(StoreError, match="expected what a device writes"):
             read_ledger(path)
+
+
+def test_another_file_in_its_place_is_named_by_what_it_should_be(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no ledger at all" * 300)
+    with pytest.raises(UsageError, match=f"^ledger {re.escape(str(tmp_path / FILE))}, expected a ledger of versions"):
+        Ledger(tmp_path / FILE)

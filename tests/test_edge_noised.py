@@ -56,9 +56,11 @@ def test_neither_classes_nor_counts_nor_bytes_tell_what_a_device_has(name: str, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_photos_that_cannot_be_read_are_not_told_of(name: str, bundle, data) -> None:
-    asked = announcement(bundle, method=name)
-    sat_out = Device(bundle, data, "pi-1", secret=SECRET).sit_out(asked).contribution
-    assert encode(sat_out, "f64") == encode(sent(bundle, data, asked), "f64")
+    """What is sent is what a device without photos sends, with noise like any other."""
+    asked, none = announcement(bundle, method=name), LocalData(data.x[:0], data.y[:0])
+    unread = Device(bundle, data, "pi-1", secret=SECRET).unread(asked).contribution
+    assert encode(unread, "f64") == encode(sent(bundle, none, asked), "f64")
+    assert len(encode(unread, "f32")) == len(encode(sent(bundle, data, asked), "f32"))
 
 
 def test_a_class_that_was_forgotten_is_left_out_by_its_number_and_not_for_what_there_is(bundle, data) -> None:

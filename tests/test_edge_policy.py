@@ -49,7 +49,7 @@ FEW = np.array([4, 0, 2])
 # ── the file ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Path) -> None:
+def test_a_whole_policy_is_read_and_one_without_a_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(
         'methods = ["ncm", "ncm-dp"]\nstatistics = ["unit-means"]\nencodings = ["f32"]\nmin_samples = 5\n'
@@ -68,8 +68,10 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
         ledger="/elsewhere/l.sqlite",
     )
     assert (found.window_s, found.most) == (2 * 86_400.0, 1)
-    path.write_text("")
-    assert read_policy(str(path)) == Policy()
+    for empty in ("", "# a policy that was\n"):
+        path.write_text(empty)
+        with pytest.raises(UsageError, match=r"expected at least one of a policy's keys, got none, try .*no --policy"):
+            read_policy(str(path))
     private, names = Policy(epsilon=1.0, delta=1e-6), ("accuracy", "drift", "new-photos")
     assert not any(private.allows_figure(name) for name in names)  # type: ignore[arg-type]
     assert [Policy(figures=("drift",)).allows_figure(name) for name in names] == [False, True, False]  # type: ignore[arg-type]
@@ -78,6 +80,7 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "expected at least one of a policy's keys, got none"),
         ("methods = [", "expected TOML, got"),
         ("epsilom = 1.0", "unknown key, expected one of a policy's, got epsilom, try one of epsilon"),
         ('methods = ["nmc"]', "methods, expected known names, got 'nmc', try one of ncm"),
@@ -335,7 +338,10 @@ def test_noise_that_only_the_announcement_asks_for_is_stated_and_nothing_is_told
 
 
 def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> None:
-    open_, private = (Health(bytes(8), 1, {"profile_ms": 1.0}, is_private=is_private) for is_private in (False, True))
+    open_, private = (
+        Health(bytes(8), 1, {"profile_ms": 1.0}, is_private=lambda said=is_private: said)
+        for is_private in (False, True)
+    )
     for health in (open_, private):
         health.step_ms = 5.0
     assert set(open_.birth().metrics) == {"profile_ms", "peak_rss_bytes", "rss_bytes", "train_step_ms"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import msgspec
@@ -10,11 +11,14 @@ import pytest
 from contract_samples import small_parts
 
 from contract.bundle import Bundle
-from contract.errors import LinkError, UsageError, WireError
-from contract.messages import Announcement, ClassRows, GlobalPart, Status
+from contract.errors import SecondProcessError, UsageError, WireError
+from contract.fleet import list_digest
+from contract.messages import Announcement, ClassRows, GlobalPart, Rival, Status
 from contract.methods import method
+from contract.offers import APART
 from contract.sampling import sampled
 from contract.state import GlobalState
+from edge_client.health import Health
 from edge_client.journal import Key
 from edge_client.presence import Presence
 from edge_client.rounds import Follower
@@ -164,6 +168,34 @@ def born() -> Presence:
     return mine
 
 
+def test_a_device_says_why_it_takes_no_part_until_it_fits() -> None:
+    fleet = Follower("pi-1", BUNDLE, is_done=bool, took_part=bool, stays=True)
+    with pytest.raises(UsageError, match="the fleet runs another bundle"):
+        fleet.announced(announced(1, bundle=b"x" * 32))
+    health = Health(ME, 1, {})
+    health.apart = fleet.apart
+    assert health.birth().versions[APART] == "another bundle"
+    fleet.announced(announced(1))
+    assert fleet.apart == ""
+
+
+def test_a_device_tells_other_classes_from_another_bundle() -> None:
+    """Where the extractor is the fleet's, and only the list of classes is not; an older aggregator names no list."""
+    ours, others = BUNDLE.extractor(method("ffc")), (list_digest(["another list"]),)
+    foreign = replace(announced(1, bundle=b"x" * 32, extractor=ours, class_lists=others), method="ffc")
+    for told, why, refused in (
+        (foreign, "other classes", "the fleet has other classes"),
+        (replace(foreign, extractor=bytes(32)), "another bundle", "the fleet runs another bundle"),
+        (replace(foreign, method="fedproto"), "another bundle", "the fleet runs another bundle"),
+    ):
+        fleet = Follower("pi-1", BUNDLE, is_done=bool, took_part=bool, stays=True)
+        with pytest.raises(UsageError, match=refused):
+            fleet.announced(told)
+        assert fleet.apart == why
+        fleet.announced(replace(foreign, class_lists=()))
+        assert fleet.apart == ""
+
+
 def test_the_first_birth_is_due_at_once() -> None:
     mine = presence()
     assert not mine.birth_due(0.0)
@@ -184,9 +216,91 @@ def test_what_is_retained_of_others_before_our_birth_is_history() -> None:
     assert mine.birth_due(0.0)
 
 
-def test_another_instance_after_our_birth_is_a_second_process() -> None:
-    with pytest.raises(LinkError, match=r"another process runs as device pi-1, expected one process for each id"):
-        born().heard(status(THEM), 1.0)
+def answer(instance: bytes, *, age_s: int, to: bytes = ME) -> Status:
+    return replace(status(instance), rival=Rival(to, age_s, 1))
+
+
+def test_the_first_answers_a_second_process_and_stays() -> None:
+    mine = born()
+    mine.heard(replace(status(THEM), boot=7, profile="a board"), 90.1)
+    assert mine.birth_due(90.1)
+    assert mine.rival(90.1) == Rival(THEM, 90, 7, "a board")
+    mine.born()
+    assert mine.rival(91.0) is None
+    for second in range(92, 99):
+        mine.heard(status(b"another%d" % (second % 10)), second)
+        assert not mine.birth_due(second)  # a flood of births makes it speak now and then
+    assert mine.birth_due(101.0)
+
+
+@pytest.mark.parametrize("is_clone", [False, True], ids=["of another directory", "of a copy made while the first ran"])
+def test_the_second_process_ends_when_the_first_answers(is_clone: bool) -> None:
+    first = EARLIER if is_clone else THEM
+    mine = presence()
+    mine.connected(0.0)
+    mine.heard(status(first), 0.0)
+    mine.born()
+    mine.heard(status(ME), 0.1)
+    with pytest.raises(SecondProcessError, match=r"another process runs as device pi-1, expected one process for each"):
+        mine.heard(answer(first, age_s=0), 9.0)
+
+
+def test_who_was_here_for_longer_does_not_leave() -> None:
+    mine = born()
+    mine.heard(answer(THEM, age_s=3), 60.0)
+    assert mine.rival(60.0) == Rival(THEM, 59, 1)  # and says so
+    with pytest.raises(SecondProcessError):
+        mine.heard(answer(THEM, age_s=600), 60.0)
+    born().heard(answer(THEM, age_s=600, to=EARLIER), 60.0)  # another is meant
+    signed = Presence("pi-1", ME, 200, is_own=lambda instance: False, is_signed=True)
+    signed.connected(0.0)
+    signed.born(5)
+    signed.heard(replace(status(ME), issued=5), 0.1)
+    signed.heard(answer(THEM, age_s=600, to=EARLIER), 60.0)  # recorded at an earlier start
+    assert signed.rival(60.0) is None
+    copied = Presence("pi-1", ME, 200, is_own={EARLIER, ME}.__contains__, is_signed=True)
+    copied.connected(0.0)
+    copied.born(5)
+    copied.heard(replace(status(ME), issued=5), 0.1)
+    copied.heard(answer(EARLIER, age_s=3), 60.0)  # of a copy of its state, which bears an instance of its own
+    assert copied.rival(60.0) == Rival(EARLIER, 59, 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_two_that_start_whenever_and_hear_however_late_exactly_one_stays(seed: int) -> None:
+    rng = random.Random(seed)
+    names = (ME, THEM)
+    starts = dict(zip(names, (0.0, rng.choice([0.0, 0.3, 4.9, 5.0, 5.1, 40.0]) + rng.random() / 10), strict=True))
+    at: list[tuple[float, int, bytes, Status]] = []  # when who hears what; the broker has one order for both
+    here: dict[bytes, Presence] = {}
+    ended, retained, heard_at, now, count = set[bytes](), None, dict.fromkeys(names, 0.0), 0.0, 0
+    while now < 150.0:
+        for name in names:
+            if name not in here and now >= starts[name]:
+                here[name] = Presence("pi-1", name, is_own=lambda instance: False)
+                here[name].connected(now)
+                if retained is not None:
+                    at.append((now + 0.05, -1, name, retained))
+            mine = here.get(name)
+            if mine is not None and name not in ended and mine.birth_due(now):
+                retained = replace(status(name), rival=mine.rival(now))
+                mine.born()
+                for other in names:
+                    heard_at[other] = max(heard_at[other], now + rng.random())
+                    count += 1
+                    if other in here:
+                        at.append((heard_at[other], count, other, retained))
+        for each in sorted(each for each in at if each[0] <= now):
+            at.remove(each)
+            if each[2] not in ended:
+                try:
+                    here[each[2]].heard(each[3], now)
+                except SecondProcessError:
+                    ended.add(each[2])
+        now += 0.05
+    assert len(ended) == 1
+    if starts[THEM] > 30.0:
+        assert ended == {THEM}
 
 
 @pytest.mark.parametrize("instance", [THEM, EARLIER])
@@ -195,6 +309,18 @@ def test_the_late_death_of_another_process_is_answered_with_a_birth(instance: by
     mine = born()
     mine.heard(status(instance, online=False), 1.0)
     assert mine.birth_due(1.0)
+
+
+@pytest.mark.parametrize("throws_out", [True, False])
+def test_who_is_thrown_out_by_another_says_who_that_was(throws_out: bool) -> None:
+    """Where a broker has one session for each certificate, a return makes it publish the other's death."""
+    mine = born()
+    if throws_out:
+        mine.disconnected()
+        mine.connected(60.0)
+    mine.heard(status(THEM, online=False), 60.1)
+    assert mine.birth_due(60.1)
+    assert mine.rival(60.1) == (Rival(THEM, 60, 1) if throws_out else None)
 
 
 def test_an_earlier_process_of_this_directory_is_no_stranger() -> None:

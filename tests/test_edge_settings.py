@@ -96,7 +96,11 @@ def given(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> dict[str, s
         ({"bundle": "{tmp}/torn.bundle"}, 2, "is not a whole bundle, expected a zip archive"),
         ({"bundle": "{tmp}/absent"}, 2, "cannot read bundle"),
         ({"data": "{tmp}/absent"}, 2, "no data at"),
-        ({"broker": "http://h"}, 2, "broker, expected mqtt://host[:port] or mqtts://host[:port], got http://h"),
+        (
+            {"broker": "http://h"},
+            2,
+            "mqtts://host[:port], in user and password / ? # as %XX, got 8 characters that begin with http://",
+        ),
         (
             {"broker": "mqtts://127.0.0.1:1", "ca": "{tmp}/absent.pem"},
             2,

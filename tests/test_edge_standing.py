@@ -440,9 +440,14 @@ def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
             UsageError,
             "a fleet whose sums stand, got one with rounds .ncm., try protofleet forget",
         ),
-        ("standing", None, LinkError, "got no receipt, try the same command again: the withdrawal is kept"),
+        (
+            "standing",
+            None,
+            LinkError,
+            "got no receipt, so NOT yet withdrawn, try the same command again: the withdrawal is kept",
+        ),
         ("standing", "rejected", LinkError, "got refused: it was forgotten"),
-        (None, None, LinkError, "got no announcement, try starting its aggregator"),
+        (None, None, LinkError, "got no announcement, so NOT yet withdrawn, try starting its aggregator"),
     ],
 )
 def test_a_withdrawal_that_nobody_takes_says_why(

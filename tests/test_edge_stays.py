@@ -387,6 +387,31 @@ def test_a_signal_makes_it_look_at_once(
     assert counts == [16]
 
 
+def test_one_that_comes_while_a_client_starts_is_answered_once_it_can(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Photos come, and are told of, when the others have been read and there is no client yet."""
+    folder = photos(bundle, tmp_path / "photos")
+    given = {"bundle": str(path), "broker": broker.url, "id": "pi-2", "data": str(folder), "hold_out": 0.0}
+    service = Service(settle_config(None, {**given, "state": str(tmp_path / "state")}))
+    read = OwnSamples.read
+
+    def then_told(own: OwnSamples) -> object:
+        found = read(own)
+        photos(bundle, folder, 4, first=12)
+        service.look()
+        return found
+
+    monkeypatch.setattr(OwnSamples, "read", then_told)
+    thread = threading.Thread(target=lambda: service.run(lambda line: None, lambda content, over: None), daemon=True)
+    with Peer(broker.url, bundle) as peer:
+        thread.start()
+        says_new(peer, 16)
+    service.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_run_after_run_with_photos_that_come_between(
     broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from attacks.target_inbox import KEYS, Scene
+from commands import ROOT
 
 from contract import topics
 from contract.address import Address
 from contract.envelopes import ENROL
-from contract.errors import LinkError, UsageError, WireError
+from contract.errors import LinkError, StoreError, UsageError, WireError
 from contract.link import Received
-from contract.messages import Announcement, Contribution, Message, Receipt, Signed, Status
+from contract.messages import Announcement, Contribution, Message, Receipt, Rival, Signed, Status
 from contract.signed import Keyring, Signer, inside, invitation_key, token_proves
 from contract.tokens import draw_token, read_token, token_text
 from contract.wire import decode, encode
@@ -129,8 +130,10 @@ def test_a_recorded_birth_ends_no_process() -> None:
     for instance, boot in ((b"longago!", 100), (b"earlier!", 190)):
         presence.heard(Status(True, instance, boot), 2.0)
     assert presence.birth_due(60.0)  # what is retained of us may be that one now
+    presence.heard(Status(True, b"another!", 200), 3.0)
+    assert presence.rival(3.0) is not None  # it is answered, and ends nobody who was first
     with pytest.raises(LinkError, match="another process"):
-        presence.heard(Status(True, b"another!", 200), 3.0)
+        presence.heard(Status(True, b"earlier!", 190, rival=Rival(b"instance", 100, 200)), 3.0)
 
 
 def test_each_birth_has_a_higher_number_whatever_the_clock(tmp_path: Path) -> None:
@@ -215,9 +218,39 @@ def test_a_device_makes_its_key_once_for_itself_alone(tmp_path: Path) -> None:
     named = identity_of(settings(tmp_path, identity=str(given))).signer  # type: ignore[arg-type]
     assert named is not None
     assert named.public_key == OWN.public_key
-    path.write_bytes(b"short")
-    with pytest.raises(UsageError, match=r"identity\.key"):
-        identity_of(settings(tmp_path))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("left", "got"),
+    [(b"", "0 bytes"), (b"short", "5 bytes"), (bytes(32), "32 bytes of zeros"), (b"o" * 33, "33 bytes")],
+)
+@pytest.mark.parametrize("invited", [False, True])
+def test_a_key_that_is_lost_is_not_replaced_and_ends_nothing_for_good(
+    tmp_path: Path, left: bytes, got: str, invited: bool
+) -> None:
+    """As a disk leaves it after a power cut: a service manager goes on trying, and a person is told what to do."""
+    path = tmp_path / "state" / FILE
+    path.parent.mkdir()
+    path.write_bytes(left)
+    token = {"token": token_text(draw_token())} if invited else {}
+    with pytest.raises(StoreError) as caught:
+        identity_of(settings(tmp_path, **token))  # type: ignore[arg-type]
+    words = str(caught.value)
+    assert (
+        f"got {got}: the key is lost, try a copy of that file; without one, protofleet fleet invite {DEVICE}" in words
+    )
+    assert "openssl" not in words
+    unit = (ROOT / "deploy" / "protofleet-client.service").read_text().splitlines()
+    assert f"RestartPreventExitStatus={caught.value.exit_code}" not in unit
+    assert "Restart=on-failure" in unit
+    assert path.read_bytes() == left
+
+
+@pytest.mark.parametrize("trust", ["", [], [""], ["a.pub", ""]])
+def test_an_empty_trust_is_not_taken_for_none(tmp_path: Path, trust: object) -> None:
+    """A device would believe everybody whose owner has written that it trusts."""
+    with pytest.raises(UsageError, match="--trust, expected a public key file, or several, got none"):
+        settings(tmp_path, trust=trust)
 
 
 def test_tokens_are_read_as_people_copy_them() -> None:

@@ -336,7 +336,7 @@ def test_a_module_that_imports_torchvision_works_from_the_command(own: str, tmp_
         ("{own}:vit", "24x24x3", r"does not take images of 24x24x3.* got .*height.*try another --input"),
         ("{own}:nothing", "16x16x3", r"cannot be imported and called.* got AttributeError"),
         ("nowhere:net", "16x16x3", r"cannot be imported and called.* got ModuleNotFoundError"),
-        (":", "16x16x3", r"cannot be imported and called.* got ValueError"),
+        (":", "16x16x3", r"--backbone, expected a known backbone or module:callable, got :"),
     ],
 )
 def test_a_wrong_backbone_is_one_line(own: str, capsys, backbone: str, size: str, message: str):

@@ -17,6 +17,7 @@ from torch import nn
 
 from contract.bundle import read_bundle
 from contract.errors import DownloadError, UsageError
+from contract.extras import install_command
 from export import libraries
 from export.backbones import IMAGENET_MEAN, IMAGENET_STD, find_backbone
 from export.build import build_bundle
@@ -175,7 +176,7 @@ def test_a_library_that_is_not_there_names_the_command(monkeypatch: pytest.Monke
     def absent() -> None:
         raise ModuleNotFoundError("No module named 'timm'", name="timm")
 
-    with pytest.raises(UsageError, match=re.escape("pip install 'protofleet[timm]'")):
+    with pytest.raises(UsageError, match=re.escape(install_command("timm"))):
         libraries._installed("timm", absent, "timm")
 
 

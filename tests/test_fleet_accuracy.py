@@ -14,7 +14,9 @@ import pytest
 from fleets import FLEET, Fleet, bundle, fleet_in, share
 
 from aggregator.store import DurableStore
+from contract.accuracy import Accuracy
 from contract.bundle import read_bundle
+from edge_client.evaluate import in_words
 
 HELD = ((0, 1, 2), (2, 3, 4))
 ROUNDS = 3  # two of FedProto and one of FFC
@@ -50,18 +52,23 @@ def test_what_is_printed_stored_and_written_is_what_the_devices_measured(fleet: 
         number, by_device = row["round"], {name: rounds[row["round"]] for name, rounds in told.items()}
         assert row["accuracy"]["by_device"] == by_device
         assert row["accuracy"]["samples"] == 24  # a fifth of 60 from each
-        for figure in ("all_classes", "own_classes", "shipped", "alone"):
+        for figure in ("all_classes", "own_classes", "shipped", "alone", "among_own", "alone_among_own"):
             shares = [each[figure] for each in by_device.values()]
             assert row["accuracy"]["mean"][figure] == pytest.approx(np.mean(shares), abs=1e-12)
         mean, worst = row["accuracy"]["mean"], row["accuracy"]["worst"]
         assert worst["all_classes"] == min(each["all_classes"] for each in by_device.values())
-        beside = f"(bundle as shipped {mean['shipped']:.1%}, alone {mean['alone']:.1%})"
-        line = f"round {number}: accuracy {mean['all_classes']:.1%} over 2 devices {beside}, worst {worst['device']} "
+        alone = f"(alone {mean['alone_among_own']:.1%}, bundle as shipped {mean['shipped_among_own']:.1%})"
+        line = (
+            f"round {number}: 2 devices, each can name 5 classes now (alone 3); on 24 test photos of their own classes "
+            f"{mean['among_own']:.1%} right choosing among these {alone}, {mean['own_classes']:.1%} choosing among "
+            f"all, which is harder; fewest right: {worst['device']}, "
+        )
         assert said.count(line + f"{worst['all_classes']:.1%}\n") == 1, said
         for name, each in by_device.items():
-            beside = f"(bundle as shipped {each['shipped']:.1%}, alone {each['alone']:.1%})"
-            line = f"round {number}: {each['all_classes']:.1%} right on 12 held-out photos {beside}\n"
+            line = f"round {number}: {in_words(Accuracy(**each), 'held-out photos')}\n"
+            assert "it can name 5 classes now (alone 3); on 12 held-out photos of its own 3 classes: " in line
             assert fleet.log(name).count(line) == 1, fleet.log(name)
+            assert each["among_own"] >= each["own_classes"]  # fewer classes to choose among
     for round in range(1, ROUNDS + 1):  # what was held out is in no sum
         assert [int(message.counts.sum()) for message in fleet.messages(round)] == [48, 48]
 
@@ -85,7 +92,7 @@ def test_a_restarted_aggregator_has_what_was_said_and_hears_the_rest(fleet: Flee
     assert after[0] == before[0]
     assert list(after[1]["accuracy"]["by_device"]) == ["d0"]  # the other one keeps its figures at home
     assert _history(fleet, "d1")[2]["samples"] == 6
-    assert re.search(r"round 2: accuracy .* over 1 of 2 devices", fleet.log("aggregator"))
+    assert re.search(r"round 2: 1 of 2 devices, each can name", fleet.log("aggregator"))
 
 
 def test_nothing_is_said_where_nothing_can_be_held_out(fleet: Fleet) -> None:

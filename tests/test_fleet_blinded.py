@@ -192,6 +192,6 @@ WRONG_LISTS = {
     "devices = ": "expected TOML",
     "[others]": "a table [devices]",
     '[devices]\ncam-1 = "00"': "64 hex digits",
-    f'[devices]\ncam-1 = "{"0" * 64}"\ncam-2 = "{"0" * 64}"': "a key of its own for each device",
+    f'[devices]\ncam-1 = "{"ab" * 32}"\ncam-2 = "{"ab" * 32}"': "a key of its own for each device",
     f'[devices]\n"cam/1" = "{"0" * 64}"': "of a-z, 0-9",
 }

@@ -18,6 +18,7 @@ from contract_samples import empty_graph
 from fleets import Fleet, bundle, error_line, fleet_in, run, share
 
 from contract.bundle import read_bundle, write_bundle
+from contract.extras import install_command
 from contract.methods import method
 from contract.statistics import FeatureGram
 from contract.wire import decode
@@ -220,4 +221,4 @@ def test_an_accountant_that_is_not_installed(tmp_path: Path, made: Callable[...,
     assert done.returncode == 2
     line = error_line(done.stderr)
     assert "the privacy accountant, expected dp-accounting, got ModuleNotFoundError" in line
-    assert "try pip install 'protofleet[privacy]'" in line
+    assert f"try {install_command('privacy')}" in line

@@ -14,6 +14,7 @@ from contract_samples import small_parts
 
 from contract.bundle import write_bundle
 from contract.errors import near_names
+from contract.extras import install_command
 from protofleet import cli
 
 
@@ -131,7 +132,7 @@ def test_a_missing_extra_names_what_to_install(name, tmp_path):
     done = run_process(name, *options.replace("never", f"{tmp_path}/never").split(), code=hide)
     assert done.returncode == 2
     assert "needs a package that is not installed" in one_error_line(done)
-    assert f"pip install 'protofleet[{extra}]'" in one_error_line(done)
+    assert f"try {install_command(extra)}" in one_error_line(done)
     assert not list(tmp_path.iterdir())
 
 

@@ -102,7 +102,13 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     assert done.returncode == 0, done.stderr
     assert all(len(line) <= 60 for line in done.stdout.splitlines())
     told = json.loads(out.read_text())
-    assert (told["schema"], told["photos"], told["held_out"]) == ("protofleet.advise/1", 192, 48)
+    copies, held_out = told["copies"], told["held_out"]
+    assert told["schema"] == "protofleet.advise/1"
+    assert copies <= 5, "shipped images differ, but some trousers are hard to tell apart"
+    assert 240 - copies <= told["photos"] + held_out <= 240
+    assert ("like another, or nearly" in " ".join(done.stdout.split())) == bool(copies)
+    for step in ("reading photos", "comparing photos", "measuring ncm: ", "measuring ffc: "):
+        assert f"{step}" in done.stderr, "a pipe is told each step, too"
     names = [way["way"] for way in told["ways"]]
     assert set(names) == {rung.name for rung in rungs(read_bundle(path).manifest)}
     assert {"ncm", "fedcof groups=1", "fedcof groups=2", "fedcof groups=4", "fedcof groups=8", "ffc"} <= set(names)
@@ -121,7 +127,7 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     assert f"Take {told['recommended']}" in said
     assert "chosen on these held-out photos" in said
     assert "fedproto trains: 5.2 kB a round, not measured here" in said
-    assert "only 48 held-out photos" in said
+    assert f"only {held_out} held-out photos" in said
     parts = load_held_out(photos, read_bundle(path).manifest, share=0.2)
     direct = advise(read_bundle(path), parts, Plan(DEVICES))
     assert told == json.loads(msgspec.json.encode(direct.as_json()))
@@ -140,7 +146,7 @@ def test_it_needs_neither_torch_nor_onnx_nor_the_rooms_that_do(path: Path, photo
     )
     done = run_process("advise", "--bundle", path, "--data", photos, "--photos", 120, code=code, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("96 photos dealt to 5 devices, every class; measured on 24 others.")
+    assert re.match(r"9\d photos dealt to 5 devices, every class; measured on 2\d others\.", done.stdout)
     assert "Take " in done.stdout
 
 

@@ -12,6 +12,7 @@ import pytest
 from brokers import Embedded, free_port
 from commands import ROOT, run_process
 
+from contract.extras import install_command
 from protofleet.commands import doctor
 from protofleet.commands.doctor import examine
 
@@ -75,7 +76,7 @@ def test_a_missing_package_is_a_fault_and_a_missing_extra_a_note(monkeypatch):
         "packages", "fault", f"protofleet {plain('protofleet')}", "pip install cbor2"
     )
     lacks = found("extra parquet")
-    assert (lacks.state, lacks.found, lacks.advice) == ("note", "no pyarrow", "pip install 'protofleet[parquet]'")
+    assert (lacks.state, lacks.found, lacks.advice) == ("note", "no pyarrow", install_command("parquet"))
 
 
 def test_a_method_that_cannot_be_loaded_is_noted(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from page_checks import check_page
 
 from contract.errors import UsageError
+from contract.extras import install_command
 from hw_profiles.reports.page import Table, check_pages, render_page, shade
 from protofleet.cli import main
 
@@ -64,7 +65,7 @@ def test_without_jinja2_a_page_is_refused_in_one_line_before_any_work(
         "demo": ["--out", str(out)],
     }
     assert main([command, *args[command]]) == 2
-    told, hint = "expected the jinja2 package, got none installed", "try pip install 'protofleet[report]'"
+    told, hint = "expected the jinja2 package, got none installed", f"try {install_command('report')}"
     assert capsys.readouterr().err == f"error: a report's page, {told}, {hint}\n"
     assert list(tmp_path.iterdir()) == []
     for refused in (check_pages, lambda: _page(tmp_path, "n")):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from page_checks import check_page
 
+from contract.extras import install_command
 from hw_profiles.devices.measure import read_measurement, time_runs
 from hw_profiles.devices.schema import load_devices
 from protofleet.cli import main
@@ -184,7 +185,7 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
         [*command, "--threads", "1,2", "--json", str(out)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "protofleet[export]" in done.stdout
+    assert install_command("export") in done.stdout
     record = read_measurement(out)
     assert [(run["phase"], run["threads"]) for run in record["runs"]] == [
         ("inference", 1), ("training_step", 1), ("inference", 2), ("training_step", 2),

@@ -16,6 +16,8 @@ from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.uplink_bytes import sent_bytes
+from edge_client.data import LocalData
+from lab.data.datasets import load_dataset, take
 from lab.engine.frozen_heads import RUNGS, Features, Measured, Rung, ladder, measure
 
 CLASSES, WIDTH = 6, 40
@@ -88,6 +90,43 @@ def test_where_classes_are_unequal_the_discriminant_is_fair_to_the_rare_ones() -
     assert other.of_class[-1] > ridge.of_class[-1] + 0.2
     assert "try --form discriminant" in ridge.doubt
     assert not other.doubt
+
+
+RELU = 256  # columns
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Features, Features]:
+    """128 shipped photos, and 1,000 others: random features of their pixels, which tell the classes apart."""
+    data = load_dataset("fashion_mnist_subset")
+    weights = np.random.default_rng(0).normal(size=(784, RELU)) / 28
+    rows = np.random.default_rng(1).permutation(len(data.train))[:128]
+
+    def features(part: LocalData) -> Features:
+        return Features(np.maximum((part.x.reshape(len(part), -1) / 255.0 - 0.286) / 0.353 @ weights, 0), part.y)
+
+    return features(take(data.train, rows)), features(data.test)
+
+
+@pytest.mark.parametrize("copies", [6, 26])
+@pytest.mark.parametrize(("name", "hyper"), [("ffc", {}), ("ffc", {"form": "discriminant"}), ("fedcof", {"groups": 8})])
+def test_photos_that_two_devices_have_cost_no_accuracy_and_are_worth_a_word(
+    shipped: tuple[Features, Features], name: str, hyper: dict, copies: int
+) -> None:
+    (photos, asked), rung = shipped, Rung("", name, hyper)
+    devices = np.arange(len(photos.y)) % 5
+    again = np.r_[np.arange(len(photos.y)), np.arange(copies)]
+    holder = np.r_[devices, (devices[:copies] + 1) % 5]
+
+    def found(rows: np.ndarray, device: np.ndarray) -> Measured:
+        dealt = [Features(photos.z[rows[device == one]], photos.y[rows[device == one]]) for one in range(5)]
+        return measure(rung, dealt, asked, 10)
+
+    clean, twice = found(again[: len(devices)], devices), found(again, holder)
+    assert clean.accuracy > 0.7
+    assert twice.accuracy > clean.accuracy - 0.01
+    assert "photos are there twice" in twice.doubt
+    assert not clean.doubt
 
 
 def test_small_classes_stay_at_home_and_a_method_that_trains_is_none() -> None:

@@ -8,10 +8,12 @@ import pytest
 from scipy import stats
 from test_lab_results import _cell, _sheet
 
+from lab.engine.deployed import RoundRecord
 from lab.engine.tally import Tally, calibration_error
 from lab.paper_tables.metrics import METRICS, metrics_of, per_class_of
 from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.seeds import half_interval, paired
+from lab.reporting.console import gain_line
 
 
 def _error_by_hand(logits: np.ndarray, truth: np.ndarray) -> float:
@@ -104,3 +106,14 @@ def test_a_page_tells_what_lies_behind_its_accuracies() -> None:
     assert "The target is 60 %." in "\n".join(metrics_table(sheet))
     assert metrics_table(_sheet(base)) == []
     assert seeds_table(_sheet(_cell("base", 0.5))) == []
+
+
+def test_the_last_line_of_a_run_compares_one_task_with_itself() -> None:
+    """Each way when it was first measured and at the end, not one way with another; of a single round nothing."""
+    first = RoundRecord(1, "fedproto", 2, None, 0.0, all_classes={"head": 0.205, "prototype": 0.3})
+    unmeasured = RoundRecord(2, "fedproto", 2, None, 0.0)
+    last = RoundRecord(3, "ffc", 2, None, 0.0, all_classes={"head": 0.374, "linear": 0.694})
+    told = "right on test images of all classes: head 37.4% after round 3 (20.5% after round 1); "
+    told += "prototype 30.0% after round 1; linear 69.4% after round 3"
+    assert gain_line([first, unmeasured, last]) == told
+    assert gain_line([last]) == gain_line([unmeasured, unmeasured]) == gain_line([]) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 from test_lab_workers import _records
 
 from contract.errors import UsageError, WorkerError
+from contract.extras import install_command
 from lab.engine.workers import OneProcess, Workers, in_order, open_workers
 
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install ray")
@@ -71,9 +73,13 @@ def test_it_hears_and_speaks_on_the_loopback_address_alone(two: Workers) -> None
 
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(UsageError, match=r"--engine ray, expected Ray, got none installed, try pip install"):  # noqa: SIM117
-        with open_workers("ray", 2):
-            pass
+    with (
+        pytest.raises(
+            UsageError, match=re.escape(f"--engine ray, expected Ray, got none installed, try {install_command('ray')}")
+        ),
+        open_workers("ray", 2),
+    ):
+        pass
 
 
 @with_ray

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from commands import one_error_line, run_process
 from lab_samples import small_directory
 
 from contract.errors import UsageError
+from export.backbone_names import check_backbone_name
+from lab.algorithms import ALGORITHMS
+from lab.method_names import algorithm_names
 from lab.run_settings import experiment_of, read_settings, resolved_text
 from protofleet.cli import main
 
@@ -81,3 +85,76 @@ def test_a_wrong_backbone_is_refused_before_data_are_looked_for(
     assert (
         "error: --backbone, expected a known backbone or module:callable, got small_cn, try" in capsys.readouterr().err
     )
+
+
+_TABLE = """
+title = "t"
+source = "s"
+data = "nowhere"
+metric = "all/head"
+settings = {{ rounds = 1{settings} }}
+columns = [{{ name = "iid" }}, {{ name = "uneven" }}]
+rows = [{{ name = "first", settings = {{ method = "{method}" }} }}]
+"""
+_RUN = ("lab", "run", "--data", "nowhere")
+_DEMO = ("demo", "--data", "nowhere")
+_EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
+
+
+@pytest.mark.parametrize(
+    ("words", "table", "near"),
+    [
+        ((*_RUN, "--partition", "dirichle"), {}, "dirichlet"),
+        ((*_RUN, "--method", "fedbab"), {}, "try one of fedbabu"),
+        ((*_RUN, "--method", "fedprot"), {}, "try one of fedproto"),
+        ((*_RUN, "--backbone", "small_cn"), {}, "try one of small_cnn"),
+        ((*_RUN, "--backbone", "small_cnn,resnet8"), {}, "try one of resnet18"),
+        ((*_RUN, "--settings", "run.toml"), {}, "try one of scaffold"),
+        (("lab", "table", "pretrained-method"), {}, "try one of pretrained-methods"),
+        (("lab", "table", "t.toml", "--only", "frist"), {}, "try one of first"),
+        (("lab", "table", "t.toml", "--columns", "iid,unevn"), {}, "try one of uneven"),
+        (("lab", "table", "t.toml"), {"method": "scafold"}, "first, iid: method, expected a method of the lab"),
+        (("lab", "table", "t.toml"), {"settings": ', partition = "shot"'}, "first, iid: partition, expected a known"),
+        (("lab", "table", "t.toml"), {"settings": ', backbone = "resnet8"'}, "first, iid: backbone, expected a known"),
+        ((*_EXPORT[:3], "--backbone", "small_cnn", "--classes", 10, "--method", "fedprot"), {}, "fedproto"),
+        ((*_EXPORT, "--backbone", "small_cnn", "--classes", "cat,dog,cat"), {}, "names that differ, got 'cat' again"),
+        ((*_EXPORT, "--backbone", "small_cnn", "--classes", "1o"), {}, "a number, or names"),
+        ((*_EXPORT, "--backbone", "tim:resnet18", "--classes", 10), {}, "try one of timm:resnet18"),
+        ((*_EXPORT, "--backbone", "resnet8", "--classes", 10), {}, "try one of resnet18"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "pretraind"), {}, "try pretrained"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "w.pt"), {}, "try the path of"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "pretrained"), {}, "torchvision:resnet18"),
+        ((*_DEMO, "--backbone", "nonsense"), {}, "--backbone, expected a known backbone"),
+        ((*_DEMO, "--backbone", "small_cnn,resnet8"), {}, "try one of resnet18"),
+        ((*_RUN, "--partition", "dirichlet:-1"), {}, "try --partition dirichlet --alpha NUMBER"),
+        ((*_RUN, "--partition", "dirichlet:0.3"), {}, "try --partition dirichlet --alpha 0.3"),
+        ((*_RUN, "--partition", "pathological:2"), {}, "try --partition pathological --classes-per-client 2"),
+        ((*_RUN, "--partition", "iid:2"), {}, "try --partition iid"),
+        ((*_RUN, "--alpha", "-1"), {}, "--alpha, expected above 0"),
+    ],
+)
+def test_a_misspelt_name_is_answered_before_torch_is_loaded(
+    words: tuple[object, ...], table: dict[str, str], near: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was loaded')\n")
+    (tmp_path / "run.toml").write_text('method = "scafold"\n')
+    (tmp_path / "t.toml").write_text(_TABLE.format(**{"settings": "", "method": "fedavg"} | table))
+    code = f"import os, sys; sys.path.insert(0, {str(tmp_path)!r}); os.chdir({str(tmp_path)!r})"
+    done = run_process(*words, code=code)
+    assert done.returncode == 2, done.stderr
+    assert near in one_error_line(done)
+
+
+def test_the_names_of_algorithms_are_those_of_their_classes() -> None:
+    assert sorted(algorithm_names()) == sorted(ALGORITHMS)
+
+
+def test_what_lies_behind_a_colon_may_be_anybodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("mine.networks:small", "timm:any", "hub:timm/any", "onnx:a.onnx", "resnet18"):
+        check_backbone_name(name)
+    for name in ("timm:", ":small", "tim:any", "torchvison:resnet18", ""):
+        with pytest.raises(UsageError, match="expected a known backbone or module:callable"):
+            check_backbone_name(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tim.py").touch()
+    check_backbone_name("tim:any")

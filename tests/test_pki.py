@@ -19,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from pki_samples import certificate, revoked
 
 from contract.errors import InUseError, UsageError
+from contract.extras import install_command
 from protofleet.pki import names
 from protofleet.pki.book import Member, held, read_book
 from protofleet.pki.office import Office, establish
@@ -384,7 +385,7 @@ def test_one_command_at_a_time(folder: Path) -> None:
 def test_without_cryptography_one_line_says_what_to_install() -> None:
     done = run_process("pki", "list", code="import sys; sys.modules['cryptography'] = None")
     assert done.returncode == 2
-    assert "try pip install 'protofleet[security]'" in one_error_line(done)
+    assert f"try {install_command('security')}" in one_error_line(done)
 
 
 def test_names_that_a_certificate_can_have() -> None:

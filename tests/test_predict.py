@@ -27,6 +27,7 @@ from safetensors.numpy import load, save
 import protofleet
 from contract.bundle import read_bundle
 from contract.errors import UsageError
+from contract.extras import install_command
 from contract.link import Address, Link, Received
 from contract.messages import ClassRows
 from contract.sphere import unit_rows
@@ -206,7 +207,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
         protofleet.Predictor(tmp_path)
     shutil.copytree(trained.state(), tmp_path / "moved")
-    with pytest.raises(error, match=r"store .*expected a store of version 4, got another file"):
+    with pytest.raises(error, match=r"store .*expected a store of version 5, got another file"):
         protofleet.Predictor(trained.bundle, store=tmp_path / "moved" / "journal.sqlite")
 
 
@@ -368,7 +369,7 @@ def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Fi
     (tmp_path / "cv2.py").write_text("raise ModuleNotFoundError(\"No module named 'cv2'\", name='cv2')\n")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 2
-    wanted = "--camera, expected OpenCV (cv2), got nothing, try pip install 'protofleet[camera]'"
+    wanted = f"--camera, expected OpenCV (cv2), got nothing, try {install_command('camera')}"
     assert wanted in error_line(done.stderr)
 
 

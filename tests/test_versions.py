@@ -47,7 +47,7 @@ def journal_of(folder: Path) -> Journal:
 
 
 def test_there_are_files_of_every_version_since_0_2_and_no_others() -> None:
-    assert VERSIONS == ["v2", "v3", "v4"]
+    assert VERSIONS == ["v2", "v3", "v4", "v5"]
     for version in VERSIONS:
         names = {path.name for path in (FILES / version).iterdir()}
         later = set() if version == "v2" else {"rollout.sqlite", "ledger.sqlite"}
@@ -189,7 +189,7 @@ def test_what_0_1_wrote_is_refused_in_one_line_each(tmp_path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.close()
     with pytest.raises(
-        UsageError, match=r"expected a store of versions 2 to 4, got one of Protofleet 0.1, try another --store"
+        UsageError, match=r"expected a store of versions 2 to 5, got one of Protofleet 0.1, try another --store"
     ):
         DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
     with pytest.raises(

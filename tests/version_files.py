@@ -1,4 +1,4 @@
-"""Sample files of the present version, as `tests/files/v4` holds them: `python tests/version_files.py FOLDER`.
+"""Sample files of the present version, as `tests/files/v5` holds them: `python tests/version_files.py FOLDER`.
 
 Run it only for a version that is not released yet; a released version's files are never written again.
 """

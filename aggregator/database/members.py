@@ -5,6 +5,10 @@ has neither. What it knows of the store it has read when the number `changes` wa
 conditional on that number being the same still, in the same transaction; the leader's transactions are alone, so
 nothing changes in between. So a member that is late decides again, and writes nothing that is of yesterday.
 
+Who leads says in the same row by which settings it takes contributions, from the transaction on with which it begins.
+Every transaction of a member finds its own settings there, or writes nothing and ends it: one that was stopped while
+another with other settings began to lead decides nothing by its own (docs/decisions/227).
+
 A leader that is dead has lost its lock with its connection. One that is stopped has not: the operating system answers
 for it. It says every `BEAT_S` that it is alive, by the server's clock; after `SILENT_S` without that its connection is
 ended by whoever notices, and its lock is free. In the middle of a transaction it has `BUSY_S`, and as long again to
@@ -41,6 +45,20 @@ class _Beside(PostgresDatabase):
             found = self.connection.execute("SELECT changes FROM protofleet WHERE kind = ?", (self._kind.name,))
             return int(found.fetchone()[0])
 
+    def check_settings(self) -> bool:
+        """That this process's settings are in force; False where nobody's are, since an aggregator alone had it last.
+
+        Raises:
+            UsageError: another's are.
+        """
+        row = self.connection.execute("SELECT settings FROM protofleet WHERE kind = ?", (self._kind.name,)).fetchone()
+        if row is None or row[0] is None:
+            return False
+        if row[0] != self.settings:
+            hint = "the same for all"
+            raise UsageError("--worker", expected="the options of the process that leads", got="others", hint=hint)
+        return True
+
     @contextlib.contextmanager
     def beside_others(self, based_on: int | None) -> Iterator[PostgresConnection]:
         """A transaction beside those of other processes, but never beside a leader's.
@@ -50,6 +68,7 @@ class _Beside(PostgresDatabase):
 
         Raises:
             StaleError: it is another now, or two such transactions wait for each other; nothing was written.
+            UsageError: other settings are in force; nothing was written.
             LedError, StoreError: as `transaction`.
         """
         import psycopg
@@ -66,23 +85,42 @@ class _Beside(PostgresDatabase):
 
 
 class Leader(_Beside):
-    """The one that leads."""
+    """The one that leads.
 
-    def __init__(self, place: PostgresPlace, kind: Kind) -> None:
+    Args:
+        settings: what is in force while it leads.
+        anew: whether other settings than were in force until now may be; not for one that goes on.
+
+    Raises:
+        StoreError: as of a `PostgresDatabase`.
+        UsageError: as of a `PostgresDatabase`; or other settings are in force, and not `anew`.
+    """
+
+    def __init__(self, place: PostgresPlace, kind: Kind, settings: str = "", *, anew: bool = True) -> None:
+        self.settings, self._anew = settings, anew
         super().__init__(place, kind, prepares_s=BUSY_S)
+
+    def _lead(self, prepares_s: float | None) -> int:
+        if not self._anew:
+            self.check_settings()
+        return super()._lead(prepares_s)
 
 
 class Member(_Beside):
     """One that works beside a leader.
 
+    Args:
+        settings: by which it decides.
+
     Raises:
         StoreLostError: there is no store yet, or no server.
         StoreError: the server refuses.
-        UsageError: it is of another version than this program writes.
+        UsageError: it is of another version than this program writes, or other settings are in force.
     """
 
-    def __init__(self, place: PostgresPlace, kind: Kind) -> None:
+    def __init__(self, place: PostgresPlace, kind: Kind, settings: str = "") -> None:
         self.path, self._kind, self._within, self.epoch = str(place), kind, False, 0
+        self.settings = settings
         with contextlib.ExitStack() as undo:
             self.connection = connect(place, kind)
             undo.callback(self.close)
@@ -92,8 +130,13 @@ class Member(_Beside):
                 self.check_version()
             undo.pop_all()
 
+    def _check_leads(self) -> None:
+        """What a member decides by is what is in force: within each of its transactions."""
+        if not self.check_settings():
+            raise self._alone_one()
+
     def check_version(self) -> None:
-        """That a leader of another release has not brought the store to its version.
+        """That a leader of another release has not brought the store to its version, nor other settings into force.
 
         Raises:
             StoreError, UsageError: as the class.
@@ -110,6 +153,8 @@ class Member(_Beside):
                 got=f"version {version}, of the release that leads",
                 hint="the same release of Protofleet for all of them",
             )
+        with self.guard():
+            self.check_settings()
 
     def check_company(self) -> None:
         """That who leads knows of others: an aggregator that has the store for itself takes all contributions alone.
@@ -122,8 +167,11 @@ class Member(_Beside):
                 "SELECT beat = 'infinity' FROM protofleet WHERE kind = ?", (self._kind.name,)
             ).fetchone()
         if found is not None and found[0] and lock_holder(self.connection, self._kind) is not None:
-            got = "an aggregator without --worker, which has the store for itself"
-            raise StoreLostError(f"store {self.path}", expected="others with --worker", got=got, hint="ending that one")
+            raise self._alone_one()
+
+    def _alone_one(self) -> StoreLostError:
+        got = "an aggregator without --worker, which has the store for itself"
+        return StoreLostError(f"store {self.path}", expected="others with --worker", got=got, hint="ending that one")
 
     def may_lead(self) -> bool:
         """Whether nobody leads; a leader that was silent for too long leads no more when this was called twice."""

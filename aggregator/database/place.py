@@ -1,9 +1,12 @@
 """What `--store` names: a file's path, or a PostgreSQL server's URL, whose password is never shown.
 
 `str` of a place is what is printed of it: in errors, records and reports a URL stands without its password, wherever
-that is in it. libpq reads the URL itself, so all of its words hold: `?sslmode=verify-full&sslrootcert=…`,
-`?options=-csearch_path%3Dpets` for a schema of its own, `?service=…`; and PGPASSWORD and ~/.pgpass hold what need not
-stand on a command line.
+that is in it; of its parameters the values of `_TOLD` are told. libpq reads the URL itself, so all of its words hold:
+`?sslmode=verify-full&sslrootcert=…`, `?options=-csearch_path%3Dpets` for a schema of its own, `?service=…`; and
+PGPASSWORD and ~/.pgpass hold what need not stand on a command line.
+
+Before libpq has it, a URL must match one pattern: one @, and before it no / nor ?. Otherwise libpq takes a piece of the
+password for a host, a port or a parameter, and names it when it cannot connect.
 """
 
 from __future__ import annotations
@@ -15,17 +18,30 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from contract.errors import UsageError
+from contract.terminal import undisclosed
 
 __all__ = ["PLACE", "AnyPlace", "Place", "PostgresPlace", "place_of"]
 
 PLACE = "FILE|URL"  # what a command's help calls it
 _URL = re.compile(r"postgres(?:ql)?://")
-_SIGNED_IN = re.compile(r"(?s)^(postgres(?:ql)?://[^:]*):.*@")  # to the last @: user and password may hold anything
+_HOST = r"(?:[\w.%-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\])(?::[0-9]*)?"  # a socket's directory with / as %2F
+_WHOLE = re.compile(
+    rf"postgres(?:ql)?://(?:[^@:/?\s]*(?::[^@/?\s]*)?@)?{_HOST}(?:,{_HOST})*"
+    r"(?:/[^@/?\s]*)?(?:\?[^@=&?\s]+=[^@&?\s]*(?:&[^@=&?\s]+=[^@&?\s]*)*)?"
+)
+_SIGNED_IN = re.compile(r"^(postgres(?:ql)?://[^@:/?]*):[^@]*@")
 _WORD = re.compile(r"([?&])([^=&?]*)=[^&]*")
-_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
-_NO_FILE = re.compile(
-    r"(?is)\s*(?:(\w[\w+.-]+)://|postgres\w*:|.*\bpassword\s*=)"
-)  # another scheme, libpq's other form
+_TOLD = {
+    *("application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname", "gssencmode", "host"),
+    *("hostaddr", "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname"),
+    *("load_balance_hosts", "options", "passfile", "port", "require_auth", "requirepeer", "service", "sslcert"),
+    *("sslcrl", "sslkey", "sslmode", "sslnegotiation", "sslrootcert", "target_session_attrs", "tcp_user_timeout"),
+    "user",
+}
+_NO_FILE = re.compile(  # another scheme, libpq's other form, a URL without its scheme
+    r"(?is)\s*(?:\w[\w+.-]+://|//|postgres\w*:|postgres.*@|.*pass\w*\s*=|(?![./~]).*:.*@)"
+)
+_EXPECTED = "a file, or postgresql://USER@HOST[:PORT]/DATABASE, other characters as %XX"
 
 
 @dataclass(frozen=True)
@@ -50,19 +66,17 @@ def place_of(given: AnyPlace) -> Place:
     """The place that a command or a program names.
 
     Raises:
-        UsageError: text that is no file's name, but looks like a server's that libpq does not take as a URL.
+        UsageError: a URL of a server that can be read in more than one way, or text that looks like one and is none.
     """
     if isinstance(given, PostgresPlace):
         return given
     text = os.fspath(given)
-    if _URL.match(text):
+    if _WHOLE.fullmatch(text):
         return PostgresPlace(text)
-    if other := _NO_FILE.match(text):
-        got = f"a URL with {other[1]}://" if other[1] else "another way to name a server"  # which may hold a password
-        raise UsageError("--store", expected="a file, or postgresql://USER@HOST[:PORT]/DATABASE", got=got)
+    if _URL.match(text) or _NO_FILE.match(text):  # which may hold a password
+        raise UsageError("--store", expected=_EXPECTED, got=undisclosed(text))
     return Path(text)
 
 
 def _without_secret(word: re.Match[str]) -> str:
-    secret = unquote(word[2]).lower() in _SECRETS
-    return f"{word[1]}{word[2]}=…" if secret else word[0]
+    return word[0] if unquote(word[2]) in _TOLD else f"{word[1]}{word[2]}=…"

@@ -6,7 +6,8 @@ The schema is the first in the connection's search path: `public`, unless the UR
 2. Take the schema for this process: an advisory lock of the session, which goes with the connection however it ends. So
    an aggregator that the server believes gone has no connection left on which it could write.
 3. Look at the table `protofleet`, which says what is in the schema and of which version; tables of others are refused.
-4. Bring it to the present version: the same steps as of a file, in PostgreSQL's words, in one transaction.
+4. Bring it to the present version: the same steps as of a file, in PostgreSQL's words, and say that this process has it
+   now, in one transaction.
 
 One transaction writes at a time, as in a file: each begins with an advisory lock of its own. What has returned is on
 the server's disk; `synchronous_commit` is switched on where somebody has switched it off. Text is compared by its
@@ -42,14 +43,14 @@ from contract.sqlite import FIRST_VERSION, Kind
 if TYPE_CHECKING:
     pass
 
-__all__ = ["PostgresDatabase", "Watch", "beside", "bring_up", "is_taken", "lock_holder", "read_only"]
+__all__ = ["PostgresDatabase", "Watch", "beside", "bring_up", "is_taken", "lock_holder", "read_only", "replacing"]
 
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _WATCHED = Kind("store", "--store", application_id=0, steps=())  # for what errors say
 _STATED = (  # what only a server needs, beside the steps that every store has
     "CREATE TABLE protofleet (kind TEXT PRIMARY KEY, version BIGINT NOT NULL, epoch BIGINT NOT NULL DEFAULT 0,"
-    " changes BIGINT NOT NULL DEFAULT 0, beat TIMESTAMPTZ NOT NULL DEFAULT 'infinity')",
+    " changes BIGINT NOT NULL DEFAULT 0, beat TIMESTAMPTZ NOT NULL DEFAULT 'infinity', settings TEXT)",
     "CREATE TABLE protofleet_chunk (device TEXT NOT NULL, method TEXT NOT NULL, round BIGINT NOT NULL,"
     " digest BYTEA NOT NULL, number BIGINT NOT NULL, payload BYTEA NOT NULL,"
     " PRIMARY KEY (device, method, digest, number))",
@@ -72,19 +73,29 @@ class PostgresDatabase:
         wait_s: how long to wait for another process that has it.
         prepares_s: how long it may take until it says for the first time that it is alive (`beat`), so that one that
             does not say so may be followed; None where it never does.
+        prepared: whether `prepare` is called at once.
 
     Attributes:
         epoch: how many have had this schema before and now; every transaction is conditional on being the last.
+        settings: what of this process's is in force while it has the schema, for others beside it; None where it has
+            it for itself.
 
     Raises:
         StoreError: another process has it, the server refuses, the role does not own the tables, or none answers.
         UsageError: something else is there, or a version that this program does not know.
     """
 
+    settings: str | None = None
     of_devices: Sequence[str] = ("protofleet_chunk", "protofleet_replaced")
 
     def __init__(
-        self, place: PostgresPlace, kind: Kind, *, wait_s: float = 0.0, prepares_s: float | None = None
+        self,
+        place: PostgresPlace,
+        kind: Kind,
+        *,
+        wait_s: float = 0.0,
+        prepares_s: float | None = None,
+        prepared: bool = True,
     ) -> None:
         self.path, self._kind, self._within, self.epoch = str(place), kind, False, 0
         with contextlib.ExitStack() as undo:
@@ -93,9 +104,15 @@ class PostgresDatabase:
             with self.guard():
                 check_server(self.connection, self.path, kind, writes=True)
                 self._take(time.monotonic() + wait_s)
-                self._prepare()
-                self.epoch = self._lead(prepares_s)
+            if prepared:
+                self.prepare(prepares_s)
             undo.pop_all()
+
+    def prepare(self, prepares_s: float | None = None) -> None:
+        """Make the tables, or bring them to the present version, and have the schema: in one transaction."""
+        with self.alone():
+            self._bring_up()
+            self.epoch = self._lead(prepares_s)
 
     def close(self) -> None:
         """Give the schema back. Nothing is pending: every transaction was durable when it ended."""
@@ -137,11 +154,11 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         with self.transaction():
-            self._within = True
+            before, self._within = self._within, True
             try:
                 yield
             finally:
-                self._within = False
+                self._within = before
 
     def changed(self) -> None:
         self.connection.execute("UPDATE protofleet SET changes = changes + 1 WHERE kind = ?", (self._kind.name,))
@@ -155,9 +172,9 @@ class PostgresDatabase:
         beat = "'infinity'" if prepares_s is None else f"clock_timestamp() + make_interval(secs => {prepares_s:.1f})"
         with self.transaction() as db:
             found = db.execute(
-                f"UPDATE protofleet SET epoch = epoch + 1, changes = changes + 1, beat = {beat} WHERE kind = ?"
-                " RETURNING epoch",
-                (self._kind.name,),
+                f"UPDATE protofleet SET epoch = epoch + 1, changes = changes + 1, beat = {beat}, settings = ?"
+                " WHERE kind = ? RETURNING epoch",
+                (self.settings, self._kind.name),
             )
             return int(found.fetchone()[0])
 
@@ -223,12 +240,14 @@ class PostgresDatabase:
             hint=f"stopping that one, or another {self._kind.option}",
         )
 
-    def _prepare(self) -> None:
+    def _bring_up(self) -> None:
         version = version_in(self.connection, self._kind)
         if version is None:
             self._check_empty()
         elif version > self._kind.version:
             raise _of_another_version(self.path, self._kind, version)
+        if version is not None and not self._says_settings():
+            self.connection.execute("ALTER TABLE protofleet ADD COLUMN settings TEXT")
         if version == self._kind.version:
             return
         with self.transaction() as db:
@@ -240,6 +259,13 @@ class PostgresDatabase:
                     db.execute(_schema_words(statement))
             db.execute(upsert("protofleet", "kind", "version"), (self._kind.name, self._kind.version))
             self.changed()
+
+    def _says_settings(self) -> bool:
+        """Whether the table that says what is in the schema is not one from before it had `settings`."""
+        found = self.connection.execute(
+            "SELECT 1 FROM pg_attribute WHERE attrelid = 'protofleet'::regclass AND attname = 'settings'"
+        )
+        return found.fetchone() is not None
 
     def _check_empty(self) -> None:
         """That a schema without our mark has no tables of others, which ours would stand among."""
@@ -270,6 +296,24 @@ def beside(place: PostgresPlace, kind: Kind) -> Iterator[PostgresConnection]:
     """As `aggregator.database.beside`."""
     with _there(place, kind, kind.version) as db, transaction(db, kind):
         yield db
+
+
+@contextlib.contextmanager
+def replacing(place: PostgresPlace, kind: Kind) -> Iterator[PostgresConnection]:
+    """One transaction of the schema's only user, to write a store anew: all of it is there when the block ends, its
+    tables too, or what was there before.
+
+    Raises:
+        StoreError, UsageError: as of a `PostgresDatabase`.
+    """
+    file = PostgresDatabase(place, kind, prepared=False)
+    try:
+        with file.alone():
+            file.prepare()
+            yield file.connection
+            file.changed()
+    finally:
+        file.close()
 
 
 def bring_up(place: PostgresPlace, kind: Kind) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from contract.errors import ProtofleetError, StoreError, StoreLostError, UsageError
+from contract.errors import ProtofleetError, StoreAwayError, StoreError, StoreLostError, UsageError
 
 if TYPE_CHECKING:
     import psycopg
@@ -22,8 +22,14 @@ _LOGIN = re.compile(r"authentication|password|\brole\b")
 _SAFE = "what was confirmed is safe"
 
 
-def unreachable(error: psycopg.Error, what: str, kind: Kind, place: PostgresPlace) -> ProtofleetError:
-    """No connection was made."""
+def unreachable(
+    error: psycopg.Error, what: str, kind: Kind, place: PostgresPlace, *, is_away: bool = False
+) -> ProtofleetError:
+    """No connection was made.
+
+    Args:
+        is_away: whether the server lets nobody in, and not only us not.
+    """
     import psycopg
 
     said = _said(error)
@@ -34,7 +40,8 @@ def unreachable(error: psycopg.Error, what: str, kind: Kind, place: PostgresPlac
     if "too many clients" in said or "remaining connection slots" in said:
         return StoreLostError(what, expected="a free connection", got=said, hint="a larger max_connections")
     hint = "its user, or ~/.pgpass" if _LOGIN.search(said) else f"starting it, or another {kind.option}"
-    return StoreLostError(what, expected="a PostgreSQL server that lets us in", got=said, hint=hint)
+    made = StoreAwayError if is_away else StoreLostError
+    return made(what, expected="a PostgreSQL server that lets us in", got=said, hint=hint)
 
 
 def is_lost(error: psycopg.Error) -> bool:
@@ -47,7 +54,7 @@ def as_error(error: psycopg.Error, path: str, kind: Kind, *, lost: bool) -> Stor
     what, code = f"{kind.name} {path}", error.sqlstate or ""
     if lost:
         got = f"its connection lost: {_said(error)}"
-        return StoreLostError(what, expected="a server that goes on", got=got, hint=f"again once it runs; {_SAFE}")
+        return StoreAwayError(what, expected="a server that goes on", got=got, hint=f"again once it runs; {_SAFE}")
     if code == _CANCELLED:  # by whoever looks after the server; nothing of the transaction is there
         return StoreLostError(what, expected="a server that lets us finish", got=_said(error), hint=f"again; {_SAFE}")
     if code == _NO_RIGHT:

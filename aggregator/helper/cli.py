@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from aggregator.database.place import place_of
 from aggregator.helper.ledger import Ledger
 from aggregator.helper.opening import Helper
 from aggregator.helper.process import HelperServer
@@ -29,11 +30,26 @@ from contract.verbosity import QUIET_HELP
 __all__ = ["helper_command"]
 
 
+def _file_of(given: str) -> Path:
+    place = place_of(given)
+    if not isinstance(place, Path):
+        raise UsageError("--store", expected="a SQLite file", got="a server's URL")
+    return place
+
+
 def helper_command(
     key: Annotated[
         Path | None, typer.Option(help="The helper's key file; its .pub is for aggregator and devices.")
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="SQLite file of what was opened; made when absent.")] = None,
+    store: Annotated[
+        Any,
+        typer.Option(
+            parser=_file_of,
+            metavar="<path>",
+            help="SQLite file of what was opened; made when absent.",
+            show_default=False,
+        ),
+    ] = None,
     broker: Annotated[str | None, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")] = None,
     devices: Annotated[
         Path | None, typer.Option(help="TOML file: a table [devices] of names and public keys, of whom alone sums are.")

@@ -24,7 +24,7 @@ import numpy as np
 
 from contract.answers import Answer, linear_answer
 from contract.covariance import MeanSpread, random_groups
-from contract.discriminant import chosen_in_words, discriminant_head
+from contract.discriminant import chosen_in_words, discriminant_head, doubted_choice
 from contract.messages import ClassRows
 from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from contract.methods.ncm import UnitMeans
@@ -126,6 +126,10 @@ class FedCOF(Method):
         words = chosen_in_words(merged.within, _given_ridge(hyper))
         groups, classes = int(merged.groups.sum()), int(merged.present.sum())
         return f"{counted(groups, 'group')} of {counted(classes, 'class', 'classes')}, {words}"
+
+    def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
+        assert isinstance(merged, MeanSpread)
+        return doubted_choice(merged.within) if hyper["ridge"] == "auto" else ""
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]

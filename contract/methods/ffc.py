@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 
 from contract.answers import Answer, linear_answer
 from contract.covariance import within_gram
-from contract.discriminant import chosen_in_words, discriminant_head, without_bias
+from contract.discriminant import chosen_in_words, discriminant_head, doubted_choice, without_bias
 from contract.errors import MethodError
 from contract.messages import ClassRows
 from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from contract.ridge import Ridge, doubt, scarce_or_uneven, solve
+from contract.spectrum import repeated
 from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
 from contract.statistics import FeatureGram, Statistic
@@ -119,7 +120,7 @@ class FFC(Method):
 
     def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, FeatureGram)
-        near = doubt(merged, ridge_of(hyper))
+        near = doubt(merged, ridge_of(hyper)) or _solved(merged, hyper).doubt
         return near if near or hyper["form"] == "discriminant" else scarce_or_uneven(merged.counts)
 
     def shared_answers(
@@ -159,10 +160,11 @@ def closed_form(gram: FeatureGram, hyper: Mapping[str, Value]) -> NDArray[np.flo
 
 @dataclass(frozen=True, eq=False)
 class _Solved:
-    """A head (C, D), and what was chosen in its making, in words."""
+    """A head (C, D), what was chosen in its making, in words, and why that may be bad."""
 
     weights: NDArray[np.float64]
     words: str
+    doubt: str = ""
 
 
 _kept: weakref.WeakKeyDictionary[FeatureGram, dict[tuple[Value, Value], _Solved]] = weakref.WeakKeyDictionary()
@@ -182,14 +184,15 @@ def _regression(gram: FeatureGram, ridge: Ridge) -> _Solved:
     if found.choice is None:
         return _Solved(found.weights, f"ridge {found.ridge:g}, as given")
     why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
-    return _Solved(found.weights, f"ridge {found.ridge:.2g}, {why[found.choice.by]}")
+    doubted = repeated(found.ridge) if found.choice.is_limited else ""
+    return _Solved(found.weights, f"ridge {found.ridge:.2g}, {why[found.choice.by]}", doubted)
 
 
 def _discriminant(gram: FeatureGram, ridge: Ridge) -> _Solved:
     within = within_gram(gram.matrix, gram.cross, gram.counts)
     head = discriminant_head(within, None if ridge == "auto" else ridge)
     words = chosen_in_words(within, None if ridge == "auto" else ridge)
-    return _Solved(without_bias(head, within), words)
+    return _Solved(without_bias(head, within), words, doubted_choice(within) if ridge == "auto" else "")
 
 
 def ridge_of(hyper: Mapping[str, Value]) -> Ridge:

@@ -19,14 +19,17 @@ import numpy as np
 from contract.errors import DataError
 from edge_client.data.folder import PathImages
 from edge_client.data.listing import Listing, Stamp
-from edge_client.data.samples import UNLABELLED
+from edge_client.data.samples import UNLABELLED, UNUSABLE
 from edge_client.data.splits import SPLITS, split_code
 
 __all__ = ["list_csv"]
 
 
-def list_csv(path: Path) -> Listing:
+def list_csv(path: Path, *, each_alone: bool = False) -> Listing:
     """The samples that a CSV names, in its order.
+
+    Args:
+        each_alone: a line with an empty path, or a split that is none, is `UNUSABLE` instead of an error.
 
     Raises:
         DataError: not a CSV with these columns, an empty path, a split that is none, no row.
@@ -40,10 +43,16 @@ def list_csv(path: Path) -> Listing:
             _check_columns(reader.fieldnames, path)
             for row in reader:
                 where = f"{path} line {reader.line_num}"
-                files.append(_path(row["path"], where))
+                try:
+                    found, split = _path(row["path"], where), _split(row.get("split"), where)
+                except DataError:
+                    if not each_alone:
+                        raise
+                    found, split, row["label"] = "", 0, None
+                files.append(found)
+                splits.append(split)
                 label = (row["label"] or "").strip()
-                labels.append(names.setdefault(label, len(names)) if label else UNLABELLED)
-                splits.append(_split(row.get("split"), where))
+                labels.append(names.setdefault(label, len(names)) if label else UNLABELLED if found else UNUSABLE)
                 stamp.add(files[-1], _stat(os.path.join(path.parent, files[-1])))
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a CSV", expected="text, columns path,label[,split]", got=error) from None

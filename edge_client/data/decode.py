@@ -234,6 +234,7 @@ def _decode_task(task: list[tuple[str, str | bytes]], shape: Shape) -> list[NDAr
     for name, source in task:
         try:
             with _opened(source) as image:
+                _check_size(image, shape)
                 found.append(_decoded(image, shape))
         except Exception as error:  # Pillow's readers raise nearly anything on a broken file
             found.append(Broken(name, _why(error, source)))
@@ -252,6 +253,12 @@ def _opened(source: str | bytes) -> Image.Image:
     if not stat.S_ISREG(os.stat(source).st_mode):
         raise ValueError("no regular file")
     return Image.open(source, formats=_FORMATS)
+
+
+def _check_size(image: Image.Image, shape: Shape) -> None:
+    """One pixel, made larger, is a plane of one colour: a camera that failed, and nothing to learn from."""
+    if image.width * image.height == 1 < shape[0] * shape[1]:
+        raise ValueError("a picture of one pixel")
 
 
 def _why(error: Exception, source: str | bytes) -> str:

@@ -147,7 +147,7 @@ class _Walker:
         stays = os.path.realpath(entry.path).startswith(self._real + os.sep)
         if not stays:
             self._led_out.add(os.path.join(relative, entry.name))
-        return stays
+        return stays and os.path.exists(entry.path)  # not for one that leads to itself, of which nothing can be asked
 
 
 def is_image(name: str) -> bool:

@@ -3,6 +3,9 @@
 `load_data` lists what is at a path, takes the rows that training or testing wants, decodes them or finds them in the
 cache, and gives one `LocalData` that fits the bundle, whatever the source. `load_held_out` gives two: what to train on
 and what to test with. `from_arrays` takes what is in memory, and `hold_back` divides that.
+
+Given `Draws`, both look at each sample alone: which side it is on, and whether the bundle can use it, follows from no
+other sample, and one that it cannot use is left out by itself.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from numpy.typing import NDArray
 
 from contract.bundle import Manifest
 from contract.errors import DataError
+from edge_client.data.draws import Draws
 from edge_client.data.listing import Listing
 from edge_client.data.npz import class_numbers, pixels
-from edge_client.data.samples import UNLABELLED, LeavesOut, LocalData, Purpose, class_number, pixel_hash
+from edge_client.data.samples import UNLABELLED, UNUSABLE, LeavesOut, LocalData, Purpose, class_number, pixel_hash
 from edge_client.data.sources import list_source
-from edge_client.data.splits import declared_rows, fewer_rows, held_out, ranks_of, train_and_held_rows
+from edge_client.data.splits import declared_rows, fewer_rows, held_out, ranks_of, rows_each_alone, train_and_held_rows
 
 if TYPE_CHECKING:
     from edge_client.data.learned import Learned
@@ -81,6 +85,7 @@ def load_held_out(
     log: Log = lambda line: None,
     cache: Path | None = None,
     learned: Learned | None = None,
+    draws: Draws | None = None,
 ) -> tuple[LocalData, LocalData]:
     """The samples at `path` to train on, and those that are held back to test with.
 
@@ -94,15 +99,21 @@ def load_held_out(
         most: at most so many samples in all, those without a label left out first, and then the same share of every
             class on either side, where each keeps one of those it has; no other is decoded. None for all.
         path, log, cache, learned: as of `load_data`; what is learned changes nothing of which others are held back.
+        draws: divide by each sample alone (`splits.rows_each_alone`), instead of by classes; `seed` and `least` then
+            mean nothing.
 
     Returns:
-        (to train on, held back); the latter may be empty.
+        (to train on, held back); the latter may be empty, and with `draws` the former.
 
     Raises:
         DataError, UsageError: as `load_data`, and where `share` is out of range.
     """
-    listing = _of_bundle(list_source(path, log), manifest)
-    train, held = train_and_held_rows(listing, share, seed, least=least)
+    if draws is None:
+        listing = _of_bundle(list_source(path, log), manifest)
+        train, held = train_and_held_rows(listing, share, seed, least=least)
+    else:
+        listing = _usable(list_source(path, log, each_alone=True), manifest, log)
+        train, held = rows_each_alone(listing, share, draws)
     if most is not None and len(train) + len(held) > most:
         labelled = train[listing.labels[train] >= 0]
         looked_at, whole = min(most / (len(labelled) + len(held)), 1.0), len(train) + len(held)
@@ -113,8 +124,10 @@ def load_held_out(
         listing, rows, manifest.input_shape, name="train", log=log, cache=cache, leaves_out=leaves_out
     )
     trained = int((~np.isin(kept, held, assume_unique=True)).sum())  # rows that could be read keep their order
-    first = _checked(LocalData(x[:trained], listing.labels[kept[:trained]]), manifest, listing.where, "train")
+    first = LocalData(x[:trained], listing.labels[kept[:trained]])
     last = LocalData(x[trained:], listing.labels[kept[trained:]])
+    if draws is None or not len(last):
+        first = _checked(first, manifest, listing.where, "train")
     return first, _checked(last, manifest, listing.where, "test") if len(last) else last
 
 
@@ -154,11 +167,13 @@ def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) 
     return _checked(LocalData(x, y), manifest, where, "train")
 
 
-def hold_back(data: LocalData, *, share: float = 0.1, seed: int = 0, least: int = 1) -> tuple[LocalData, LocalData]:
+def hold_back(
+    data: LocalData, *, share: float = 0.1, seed: int = 0, least: int = 1, draws: Draws | None = None
+) -> tuple[LocalData, LocalData]:
     """Samples in memory as `load_held_out` divides a source without splits; rows that are added later move few.
 
     Args:
-        share, seed, least: as of `load_held_out`.
+        share, seed, least, draws: as of `load_held_out`.
 
     Returns:
         (to train on, held back), copies where something is held back.
@@ -166,8 +181,11 @@ def hold_back(data: LocalData, *, share: float = 0.1, seed: int = 0, least: int 
     Raises:
         UsageError: when `share` is out of range.
     """
-    ranks = ranks_of((f"row {row}" for row in range(len(data))), len(data), seed)
-    held = held_out(data.y, share, seed, ranks=ranks, least=least)
+    if draws is None:
+        ranks = ranks_of((f"row {row}" for row in range(len(data))), len(data), seed)
+        held = held_out(data.y, share, seed, ranks=ranks, least=least)
+    else:
+        held = draws.held_of(data.x, share) & (data.y >= 0)
     if not held.any():
         return data, LocalData(data.x[:0], data.y[:0])
     return LocalData(data.x[~held], data.y[~held]), LocalData(data.x[held], data.y[held])
@@ -272,6 +290,27 @@ def _of_bundle(listing: Listing, manifest: Manifest) -> Listing:
             raise DataError(f"{where}: label", expected=f"0 to {len(listing.names) - 1}", got=label)
         numbers[label] = class_number(listing.names[label], manifest, where)
     return replace(listing, labels=numbers[listing.labels], names=manifest.labels)
+
+
+def _usable(listing: Listing, manifest: Manifest, log: Log) -> Listing:
+    """The listing with the bundle's class numbers, and `UNUSABLE` for each sample whose label means nothing to it."""
+    labels, unknown = listing.labels, list[str]()
+    if listing.names is not None and not (listing.own_numbers and _means_numbers(listing.names, manifest)):
+        numbers = np.full(len(listing.names) + 1, UNUSABLE, np.int64)
+        for number, name in enumerate(listing.names):
+            try:
+                numbers[number] = class_number(name, manifest, listing.where)
+            except DataError:
+                unknown.append(name)
+        known = (labels >= 0) & (labels < len(listing.names))
+        labels = np.where(labels == UNLABELLED, UNLABELLED, numbers[np.where(known, labels, -1)])
+    least = UNLABELLED if "pu_weight" in manifest.hyper else 0
+    labels = np.where((labels >= least) & (labels < manifest.classes), labels, UNUSABLE)
+    left_out = int((labels == UNUSABLE).sum())
+    if left_out:
+        named = f": {', '.join(sorted(unknown)[:3])}" if unknown else ""
+        log(f"{listing.where}: {left_out:,} of {len(listing):,} photos are of no class of the bundle, left out{named}")
+    return replace(listing, labels=labels, names=manifest.labels)
 
 
 def _means_numbers(names: tuple[str, ...], manifest: Manifest) -> bool:

@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DataError
+from contract.extras import install_command
 from edge_client.data.listing import Listing, Stamp
+from edge_client.data.samples import UNUSABLE
 from edge_client.data.splits import split_code
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class _File:
 class ParquetImages:
     """The image cells of some files, one file after another."""
 
-    def __init__(self, files: list[_File]) -> None:
-        self._files = files
+    def __init__(self, files: list[_File], *, each_alone: bool = False) -> None:
+        self._files, self._each_alone = files, each_alone
 
     def name(self, row: int) -> str:
         """The file and its row."""
@@ -57,7 +59,7 @@ class ParquetImages:
         return f"{file.name} row {row - file.first}"
 
     def read(self, rows: NDArray[np.int64]) -> Iterator[str | bytes]:
-        """The bytes of image files.
+        """The bytes of image files; with `each_alone` none for a cell without an image.
 
         Raises:
             DataError: a cell without an image, or a file that is not whole.
@@ -75,14 +77,18 @@ class ParquetImages:
                 cells = batch.column(file.column)
                 for row in here:
                     cell = cells[int(row) - start].as_py()
-                    if not cell or not cell.get("bytes"):
+                    image = cell.get("bytes") if cell else None
+                    if not image and not self._each_alone:
                         raise DataError(f"{file.path} row {row}", expected="image bytes and a label", got="a null")
-                    yield cell["bytes"]
+                    yield image or b""
                 start += len(batch)
 
 
-def list_parquet(source: Path, paths: list[Path]) -> Listing:
+def list_parquet(source: Path, paths: list[Path], *, each_alone: bool = False) -> Listing:
     """The rows of a parquet file, or of a directory's; where some are of a split, those of none are left out.
+
+    Args:
+        each_alone: a row without a label is `UNUSABLE`, and one without an image has an empty one, instead of an error.
 
     Raises:
         DataError: pyarrow missing, not parquet, no image or label column, a null label, classes that differ by file.
@@ -98,14 +104,14 @@ def list_parquet(source: Path, paths: list[Path]) -> Listing:
         with _opened(path) as found:
             image, label = _columns(found, path)
             names.add(_class_names(found, label))
-            labels.append(_labels(found, label, path))
+            labels.append(_labels(found, label, path, each_alone))
         files.append(_File(path, name, image, first, len(labels[-1])))
         first += len(labels[-1])
     if len(names) > 1:
         raise DataError(f"{source}", expected="one list of classes in all its files", got=f"{len(names)} that differ")
     return Listing(
         where=str(source),
-        images=ParquetImages(files),
+        images=ParquetImages(files, each_alone=each_alone),
         labels=np.concatenate(labels),
         splits=np.concatenate([np.full(file.rows, codes[file.path], np.uint8) for file in files]),
         names=names.pop(),
@@ -130,7 +136,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
             f"reading {path}",
             expected="the package pyarrow",
             got="no such package",
-            hint="pip install 'protofleet[parquet]', or a .npz",
+            hint=f"{install_command('parquet')}, or a .npz",
         ) from None
     try:
         with pq.ParquetFile(path) as source:
@@ -175,9 +181,11 @@ def _is_image(kind: Any) -> bool:
     return any(field.name == "bytes" and "binary" in str(field.type) for field in fields)
 
 
-def _labels(source: pq.ParquetFile, column: str, path: Path) -> NDArray[np.int64]:
+def _labels(source: pq.ParquetFile, column: str, path: Path, each_alone: bool) -> NDArray[np.int64]:
     cells = source.read(columns=[column]).column(column)
-    if cells.null_count:
+    if cells.null_count and each_alone:
+        cells = cells.fill_null(UNUSABLE)
+    elif cells.null_count:
         row = next(row for row, cell in enumerate(cells) if not cell.is_valid)
         raise DataError(f"{path} row {row}", expected="image bytes and a label", got="a null")
     return np.asarray(cells.to_numpy(), dtype=np.int64)

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError, near_names
 
-__all__ = ["UNLABELLED", "LeavesOut", "LocalData", "Purpose", "class_number", "pixel_hash", "release_pages"]
+__all__ = ["UNLABELLED", "UNUSABLE", "LeavesOut", "LocalData", "Purpose", "class_number", "pixel_hash", "release_pages"]
 
 Purpose = Literal["train", "test"]
 LeavesOut = Callable[[int, bytes], bool]
 """Whether an image is not wanted, by its place among others and the hash of its pixels."""
 UNLABELLED = -1
+UNUSABLE = -2  # the label of a sample that the bundle cannot use, where such are left out
 _UNLABELLED_NAME = "unlabelled"
 
 

@@ -13,19 +13,22 @@ __all__ = ["list_source"]
 _KINDS = "a folder of images, a .csv of paths, a .npz or a .parquet"
 
 
-def list_source(path: str | Path, log: Callable[[str], None] = lambda line: None) -> Listing:
+def list_source(
+    path: str | Path, log: Callable[[str], None] = lambda line: None, *, each_alone: bool = False
+) -> Listing:
     """List the samples at `path`, whatever it is.
 
     Args:
         path: see docs/data.md for each kind.
         log: takes a line about what is left out.
+        each_alone: a line or row with an error is `UNUSABLE` by itself, or its image is empty, instead of an error.
 
     Raises:
         DataError: nothing there, of no kind that is known, not whole, or not to be read by this user.
     """
     source = Path(path)
     try:
-        return _listed(source, log)
+        return _listed(source, log, each_alone)
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else source
         raise DataError(
@@ -33,7 +36,7 @@ def list_source(path: str | Path, log: Callable[[str], None] = lambda line: None
         ) from None
 
 
-def _listed(source: Path, log: Callable[[str], None]) -> Listing:
+def _listed(source: Path, log: Callable[[str], None], each_alone: bool) -> Listing:
     if not source.exists():
         raise DataError(f"no data at {source}", expected=_KINDS, got="nothing there", hint=f"ls {source.parent}")
     if source.is_dir():
@@ -42,17 +45,17 @@ def _listed(source: Path, log: Callable[[str], None]) -> Listing:
         if files := parquet_files(source):
             from edge_client.data.parquet import list_parquet
 
-            return list_parquet(source, files)
+            return list_parquet(source, files, each_alone=each_alone)
         return list_folder(source, log)
     kind = source.suffix.lower()
     if kind == ".parquet":
         from edge_client.data.parquet import list_parquet
 
-        return list_parquet(source, [source])
+        return list_parquet(source, [source], each_alone=each_alone)
     if kind == ".csv":
         from edge_client.data.csv_paths import list_csv
 
-        return list_csv(source)
+        return list_csv(source, each_alone=each_alone)
     if kind == ".npz":
         from edge_client.data.npz import list_npz
 

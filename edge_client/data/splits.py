@@ -5,7 +5,9 @@ parquet files that begin with them, arrays `x_train` and `x_test`. Who trains ge
 `test`, or `valid` where there is no `test`. Of a source without splits each gets everything.
 
 `held_out` is how a tenth is set aside where nobody declared one: the same share of every class, drawn at random,
-the same at every start. Taking every tenth row instead would follow whatever order the rows have.
+the same at every start. Taking every tenth row instead would follow whatever order the rows have. It looks at all
+labels together; `rows_each_alone` is for where noise protects what is sent: which side a sample is on follows from
+that sample alone.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DataError, UsageError
+from edge_client.data.draws import Draws
 from edge_client.data.listing import Listing
-from edge_client.data.samples import Purpose
+from edge_client.data.samples import UNUSABLE, Purpose
 
-__all__ = ["SPLITS", "declared_rows", "fewer_rows", "held_out", "ranks_of", "split_code", "train_and_held_rows"]
+__all__ = [
+    "SPLITS", "declared_rows", "fewer_rows", "held_out", "ranks_of", "rows_each_alone", "split_code",
+    "train_and_held_rows",
+]  # fmt: skip
 
 Rows = NDArray[np.int64]
 SPLITS = ("", "train", "valid", "test")
@@ -118,6 +124,24 @@ def train_and_held_rows(listing: Listing, share: float, seed: int, *, least: int
     ranks = ranks_of((listing.name(int(row)) for row in train), len(train), seed)
     held = held_out(listing.labels[train], share, seed, ranks=ranks, least=least)
     return train[~held], train[held]
+
+
+def rows_each_alone(listing: Listing, share: float, draws: Draws) -> tuple[Rows, Rows]:
+    """The rows to train on, and those held out, where each sample is on its side whatever others there are.
+
+    One that is declared to test is held out, or with a share of 0 left alone; one that is declared to train, or to
+    nothing, is held out where it is drawn; one without a label trains, and one that the bundle cannot use is left out.
+
+    Raises:
+        DataError: a file of many images cannot be read.
+    """
+    usable = listing.labels != UNUSABLE
+    train = np.flatnonzero(usable & (listing.splits < 2))
+    drawn = draws.held(listing, train, share) & (listing.labels[train] >= 0)
+    codes = (3, 2) if share else ()
+    tests = (np.flatnonzero(usable & (listing.splits == code)) for code in codes)
+    declared = next((rows for rows in tests if len(rows)), train[:0])
+    return _labelled_first(train[~drawn], listing), np.sort(np.concatenate([train[drawn], declared]))
 
 
 def fewer_rows(listing: Listing, rows: Rows, share: float, seed: int) -> Rows:

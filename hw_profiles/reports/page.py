@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UsageError
+from contract.extras import install_command
 from hw_profiles.charts.marks import STYLE
 from hw_profiles.units import nice_bytes, percent, seconds_text, thousands
 
@@ -55,7 +56,7 @@ def check_pages() -> None:
             "a report's page",
             expected="the jinja2 package",
             got="none installed",
-            hint="pip install 'protofleet[report]'",
+            hint=install_command("report"),
         ) from None
 
 

@@ -74,14 +74,16 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.scheme not in PARTITIONS:
+            plain = self.scheme.partition(":")[0]
             raise UsageError(
-                "partition", expected="a known scheme", got=self.scheme, hint=near_names(self.scheme, PARTITIONS)
+                "partition", expected="a known scheme", got=self.scheme, hint=near_names(plain, PARTITIONS)
             )
         if self.clients < 1:
             raise UsageError("clients", expected="1 or more", got=self.clients)
         if not 0 < self.alpha < 1e6:
             raise UsageError("alpha", expected="above 0", got=self.alpha)
-        least = {"ways": 1, "ways_spread": 0, "shots": 1, "only": 0, "min_classes": 1, "min_client_samples": 1}
+        one = ("classes_per_client", "ways", "shots", "min_classes", "min_client_samples")
+        least = dict.fromkeys(one, 1) | dict.fromkeys(("ways_spread", "only"), 0)
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise UsageError(name, expected=f"{low} or more", got=getattr(self, name))

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from contract.errors import UsageError
+from contract.extras import install_command
 
 __all__ = ["check_there", "fresh_directory"]
 
@@ -24,8 +25,7 @@ def check_there(package: str, what: str, extra: str) -> None:
     with suppress(ModuleNotFoundError):
         if find_spec(package) is not None:
             return
-    hint = f"pip install 'protofleet[{extra}]'"
-    raise UsageError(what, expected=f"the package {package}", got="none installed", hint=hint)
+    raise UsageError(what, expected=f"the package {package}", got="none installed", hint=install_command(extra))
 
 
 def fresh_directory(out: Path) -> Path:

@@ -30,6 +30,7 @@ from rich.console import Console
 from contract.errors import LinkError, UsageError
 from contract.methods import DEFAULT, method
 from edge_client.data import LocalData
+from export.backbone_names import check_backbone_name
 from hw_profiles.reports.page import check_pages
 from lab.demo.baselines import Evidence, baselines, read_history, received_head
 from lab.demo.ground import check_there, fresh_directory
@@ -145,6 +146,8 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
 def _check(demo: Demo) -> int:
     """Every option, before anything is begun; returns the number of rounds."""
     rounds = demo.own_rounds
+    for name in dict.fromkeys(demo.backbones):
+        check_backbone_name(name)
     _check_packages(demo)
     for name, value, low, high in (
         ("--clients", demo.clients, 1, _MAX_CLIENTS),

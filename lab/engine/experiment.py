@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from contract.bundle import Bundle, read_bundle
-from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, METHODS, Method, Value, closing_method, load_method, method
+from contract.errors import UsageError
+from contract.methods import DEFAULT, METHODS, Value, closing_method, method
 from edge_client.data import LocalData
-from export.backbones import check_backbone_name, find_backbone
+from export.backbone_names import PREFIX, check_backbone_name
+from export.backbones import find_backbone
 from export.build import build_bundle
-from export.onnx_features import PREFIX
 from export.weights import file_sha256
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
@@ -41,6 +41,7 @@ from lab.engine.local_training import EagerModel, save_weights
 from lab.engine.personal_evaluation import own_tests
 from lab.engine.run_averaging import Measures, run_algorithm
 from lab.engine.workers import OneProcess, Workers, limited_threads
+from lab.method_names import LOCAL, check_method_name
 
 __all__ = ["Experiment", "lab_methods", "run_experiment"]
 
@@ -49,7 +50,7 @@ def lab_methods() -> dict[str, str]:
     """What the lab can run, by name, with a line for a person."""
     return {
         **{name: f"{found.summary}, as deployed" for name, found in METHODS.items()},
-        "local": f"{METHODS[DEFAULT].title}'s training without the others",
+        LOCAL: f"{METHODS[DEFAULT].title}'s training without the others",
         **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
     }
 
@@ -105,13 +106,7 @@ class Experiment:
     severity: int = 3
 
     def __post_init__(self) -> None:
-        if ":" in self.method:  # a class that is not installed
-            object.__setattr__(self, "method", load_method(self.method).name)
-        known = lab_methods()
-        if self.method not in known:
-            raise UsageError(
-                "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, known)
-            )
+        object.__setattr__(self, "method", check_method_name(self.method))
         self._settled()
         for name in self.backbones or (self.backbone,):
             check_backbone_name(name)
@@ -161,11 +156,6 @@ class Experiment:
             found["weights"] = file_sha256(self.weights)[:16]
         del found["data"], found["course"]["seed"], found["save_weights"]
         return found | {"hyper": self._settled()}
-
-
-def usual_rounds(name: str) -> int:
-    """How many rounds a federation of this method has when a person names none: 1 where it trains nothing."""
-    return method(name).rounds if ":" in name or name in METHODS else Method.rounds
 
 
 def run_experiment(

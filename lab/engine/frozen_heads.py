@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from contract.errors import MethodError
 from contract.messages import ClassRows, Contribution, Encoding
 from contract.methods import Value, method
-from contract.methods.base import Extractor
+from contract.methods.base import Extractor, Merged
 from contract.secret_noise import SecretNoise, key_of
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Statistic, shareable
 from contract.wire import decode, encode
 
-__all__ = ["RUNGS", "Features", "Measured", "Rung", "ladder", "measure"]
+__all__ = ["RUNGS", "Features", "Measured", "Rung", "ladder", "measure", "merge"]
 
 _RUN, _BUNDLE = bytes(4), bytes(32)
 
@@ -132,6 +132,26 @@ def measure(
         StatisticError: no device has a sample.
     """
     found, width = method(rung.method), asked.z.shape[1]
+    hyper = found.settle(rung.hyper)
+    merged, largest = merge(rung, shares, classes, width, min_samples=min_samples, seed=seed)
+    state = GlobalState(_RUN, 1, 1, dict[str, ClassRows](found.next_rows({}, merged, hyper)))
+    answer = found.shared_answers(state, classes, width, hyper)[found.way]
+    right = answer(np.asarray(asked.z, dtype=np.float32)) == asked.y
+    held = np.bincount(asked.y, minlength=classes)
+    of_class = np.where(held > 0, np.bincount(asked.y, weights=right, minlength=classes) / np.maximum(held, 1), np.nan)
+    told, doubt = found.told(merged, hyper), found.doubt(merged, hyper)
+    return Measured(rung, largest, float(right.mean()), of_class, told, doubt)
+
+
+def merge(
+    rung: Rung, shares: Sequence[Features], classes: int, width: int, *, min_samples: int = 1, seed: int = 0
+) -> tuple[Merged, int]:
+    """What the devices of a rung send, merged, and the bytes of the one that sends most; arguments as of `ladder`.
+
+    Raises:
+        MethodError, StatisticError: as `measure`.
+    """
+    found = method(rung.method)
     if found.trains or found.extractor != "bundle":
         raise MethodError(rung.title, expected="a method over frozen features", got=rung.method)
     hyper = found.settle(rung.hyper)
@@ -144,14 +164,7 @@ def measure(
             statistic, size = _travelled(found.name, found.summarise(local), encoding)
             statistics.append(statistic)
             largest = max(largest, size)
-    merged = found.merge(lambda: iter(statistics), "mean", hyper)
-    state = GlobalState(_RUN, 1, 1, dict[str, ClassRows](found.next_rows({}, merged, hyper)))
-    answer = found.shared_answers(state, classes, width, hyper)[found.way]
-    right = answer(np.asarray(asked.z, dtype=np.float32)) == asked.y
-    held = np.bincount(asked.y, minlength=classes)
-    of_class = np.where(held > 0, np.bincount(asked.y, weights=right, minlength=classes) / np.maximum(held, 1), np.nan)
-    told, doubt = found.told(merged, hyper), found.doubt(merged, hyper)
-    return Measured(rung, largest, float(right.mean()), of_class, told, doubt)
+    return found.merge(lambda: iter(statistics), "mean", hyper), largest
 
 
 def _travelled(name: str, statistic: Statistic, encoding: Encoding) -> tuple[Statistic, int]:

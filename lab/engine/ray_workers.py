@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.errors import UsageError, WorkerError
+from contract.extras import install_command
 from lab.engine.shared import pack, sendable, unpack
 from lab.engine.workers import Results, Settled, Task, cores
 
@@ -60,7 +61,7 @@ def ray_workers(jobs: int | None, address: str | None, threads: int) -> Iterator
         try:
             import ray
         except ImportError:
-            hint = "pip install 'protofleet[ray]'"
+            hint = install_command("ray")
             raise UsageError("--engine ray", expected="Ray", got="none installed", hint=hint) from None
         if address is not None:
             _check_address(address)

@@ -20,20 +20,34 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from contract.errors import UsageError, near_names
 from contract.methods import closing_method
-from lab.data.partition import Partition
-from lab.engine.deployed import Course
-from lab.engine.experiment import Experiment
-from lab.engine.run_averaging import Measures
+from export.backbone_names import check_backbone_name
+from lab.data.partition import PARTITIONS, Partition
+from lab.method_names import check_method_name
+
+if TYPE_CHECKING:
+    from lab.engine.experiment import Experiment
 
 __all__ = ["PARTS", "TABLES", "Column", "Missing", "Preset", "Row", "Settings", "Table", "read_table"]
 
 _FOLDER = Path(__file__).parent / "definitions"
+_WITH_NUMBER = {  # option of `lab run` that a partition takes its first number by
+    "dirichlet": "--alpha",
+    "quantity": "--alpha",
+    "uneven": "--alpha",
+    "pathological": "--classes-per-client",
+    "shots": "--ways",
+}
+_OPTIONS = {  # of `lab run`, by the names of settings
+    "only": "--samples",
+    **{name: f"--{name.replace('_', '-')}" for name in ("partition", "clients", "alpha", "classes_per_client")},
+    **{name: f"--{name.replace('_', '-')}" for name in ("ways", "ways_spread", "shots")},
+}
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 PARTS = {
     "all": "all_classes",
@@ -88,13 +102,50 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(below, **mine | {"hyper": below.hyper | self.hyper})
 
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    @property
+    def division(self) -> Partition:
+        """How the data are divided.
+
+        Raises:
+            UsageError: by no scheme that is known, or by numbers that are none of it.
+        """
+        given = self._given()
+        numbers = {name: given[name] for name in Partition.__dataclass_fields__ if name in given}
+        return Partition(given.get("partition", "iid"), **numbers)
+
+    def check_names(self, place: str = "") -> None:
+        """That method, backbones and partition are such; torch is not loaded for it, nor are data.
+
+        Args:
+            place: of these settings in a file; empty for options.
+
+        Raises:
+            UsageError, MethodError: a name is none.
+        """
+        check_method_name(self.method or "", f"{place}: method" if place else "--method")
+        for name in self.backbones or ([self.backbone] if self.backbone is not None else []):
+            check_backbone_name(name, f"{place}: backbone" if place else "--backbone")
+        try:
+            self.division  # noqa: B018
+        except UsageError as error:
+            message = f"{place}: {error.message}" if place else _OPTIONS.get(error.message, error.message)
+            hint = error.hint if place else _by_options(self.partition or "") or error.hint
+            raise UsageError(message, expected=error.expected, got=error.got, hint=hint) from None
+
     def experiment(self, data: str, seed: int) -> Experiment:
         """The experiment that these settings describe.
 
         Raises:
             UsageError, MethodError: when they do not fit together.
         """
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        from lab.engine.deployed import Course
+        from lab.engine.experiment import Experiment
+        from lab.engine.run_averaging import Measures
+
+        given = self._given()
 
         def some(*names: str) -> dict[str, Any]:
             return {name: given[name] for name in names if name in given}
@@ -102,11 +153,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if given.get("method") == closing_method().name:
             given["rounds"] = 1  # sums over a fixed extractor are the same in every round
         given |= {"weights": Path(given["weights"])} if given.get("weights") not in (None, "pretrained") else {}
-        divided = some(*(f for f in Partition.__dataclass_fields__ if f != "scheme"))
         return Experiment(
             method=given.get("method", ""),
             data=data,
-            partition=Partition(given.get("partition", "iid"), **divided),
+            partition=self.division,
             course=Course(
                 calibrate="ffc" in given.get("closings", ()),
                 seed=seed,
@@ -273,6 +323,15 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise UsageError("--preset", expected="one of the table's", got=name, hint=hint)
         return self.presets[name]
 
+    def check_names(self, rows: Iterable[str], columns: Iterable[str], *, quick: bool, preset: str) -> None:
+        """That rows, columns and the preset are the table's, and each cell's method, backbones and partition such.
+
+        Raises:
+            UsageError, MethodError: a name is none.
+        """
+        for row, column in self.choose(rows, columns):
+            self.settle(row, column, quick=quick, preset=preset).check_names(f"{row.name}, {column.name}")
+
     def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:
         """The cells of these rows and columns by name, all where none is named.
 
@@ -367,3 +426,16 @@ def _named(option: str, given: Iterable[str], known: list[str]) -> list[str]:
         if name not in known:
             raise UsageError(option, expected="a name of the table", got=name, hint=near_names(name, known))
     return wanted or known
+
+
+def _by_options(partition: str) -> str:
+    """How `lab run` takes a partition that came with a number behind a colon; empty for another."""
+    scheme, colon, number = partition.partition(":")
+    if not colon or scheme not in PARTITIONS:
+        return ""
+    option = _WITH_NUMBER.get(scheme)
+    if option is None:
+        return f"--partition {scheme}"
+    whole, _, part = number.partition(".")
+    fits = f"{whole}{part}".isdigit() and float(number) > 0 and (number.isdigit() or option == "--alpha")
+    return f"--partition {scheme} {option} {number if fits else 'NUMBER'}"

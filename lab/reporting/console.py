@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -12,7 +12,7 @@ from contract.methods import closing_method, method
 from hw_profiles.units import nice_bytes
 from lab.engine.deployed import RoundRecord
 
-__all__ = ["demo_table", "living_table", "round_line"]
+__all__ = ["demo_table", "gain_line", "living_table", "round_line"]
 
 
 def demo_table(s: Mapping[str, Any]) -> Group:
@@ -101,6 +101,22 @@ def _facts(s: Mapping[str, Any]) -> list[str]:
         f"time          {s['seconds']:.0f} s",
         "",
     ]
+
+
+def gain_line(records: Sequence[RoundRecord]) -> str:
+    """What a run of several rounds has gained: each way of answering when it was first measured and at the end, by the
+    same test images of all classes; empty where there was one round."""
+    first, last = dict[str, tuple[int, float]](), dict[str, tuple[int, float]]()
+    for record in records:
+        for way, accuracy in record.all_classes.items():
+            first.setdefault(way, (record.round, accuracy))
+            last[way] = record.round, accuracy
+    gains = []
+    for way, (number, before) in first.items():
+        at, accuracy = last[way]
+        then = f" ({before:.1%} after round {number})" if at != number else ""
+        gains += [f"{way} {accuracy:.1%} after round {at}{then}"] if way != "prototype_among_own" else []
+    return f"right on test images of all classes: {'; '.join(gains)}" if len(records) > 1 and gains else ""
 
 
 def round_line(record: RoundRecord) -> str:

@@ -7,7 +7,7 @@ figures are worth, and one recommendation with the command that runs it. Needs n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from contract.tables import show_table
 from contract.terminal import counted, printable
 from contract.uplink_bytes import Rung
 from hw_profiles.units import size
-from protofleet.advice import Advice, Measured, Plan, advise
+from protofleet.advice import Advice, Measured, OnDone, Plan, advise
 
 __all__ = ["advise_command"]
 
@@ -72,10 +72,22 @@ def advise_command(
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """One line that tells how far the work is, on a terminal only; gone when it is done."""
-    with console.status("reading photos") as status:
-        yield lambda what, done, whole: status.update(f"{what}: {done:,} of {whole:,}")
+def _progress(console: Console) -> Iterator[OnDone]:
+    """How far the work is: on a terminal one line, gone when it is done; else a line for each step, and each fourth."""
+    if console.is_terminal:
+        with console.status("reading photos") as status:
+            yield lambda what, done, whole: status.update(f"{what}: {done:,} of {whole:,}")
+        return
+    console.print("reading photos")
+    said: set[tuple[str, int]] = set()
+
+    def tell(what: str, done: int, whole: int) -> None:
+        quarter = 4 * done // max(whole, 1)
+        if (what, quarter) not in said:
+            said.add((what, quarter))
+            console.print(f"{what}: {done:,} of {whole:,}", markup=False)
+
+    yield tell
 
 
 # ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,6 +103,11 @@ def _show(advice: Advice, path: Path, console: Console) -> None:
         f"measured on {counted(advice.held_out, 'other')}.",
         markup=False,
     )
+    if advice.copies:
+        console.print(
+            f"{counted(advice.copies, 'photo')} like another, or nearly: nothing is measured on what was learned from.",
+            markup=False,
+        )
     rows = [_row(one, one is chosen) for one in advice.ways]
     show_table(console, _COLUMNS, rows)
     console.print(_LEGEND, style="dim")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from contract.errors import MethodError, ProtofleetError, UsageError
+from contract.extras import install_command
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.tables import show_table
@@ -145,7 +146,7 @@ def _packages() -> Iterator[Finding]:
     try:
         wanted, extras = requires("protofleet") or [], metadata("protofleet").get_all("Provides-Extra") or []
     except PackageNotFoundError:
-        yield Finding("packages", "note", "protofleet is not installed", "pip install -e .")
+        yield Finding("packages", "note", "protofleet is not installed", install_command(""))
         return
     base = _missing([line for line in wanted if "extra ==" not in line])
     runtime = "" if base else f", ONNX Runtime {version('onnxruntime')}, numpy {version('numpy')}"
@@ -154,7 +155,7 @@ def _packages() -> Iterator[Finding]:
     yield Finding("packages", "fault" if base else "good", found, advice)
     for extra in sorted({*extras} - {"all", "dev"}):
         lacks = _missing(_of_extra(extra, wanted))
-        advice = f"pip install 'protofleet[{extra}]'" if lacks else ""
+        advice = install_command(extra) if lacks else ""
         yield Finding(f"extra {extra}", "note" if lacks else "good", f"no {', '.join(lacks)}" if lacks else "", advice)
 
 

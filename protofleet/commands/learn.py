@@ -40,9 +40,8 @@ def learn_command(
     """Teach a device a photo: its next contribution holds it. Once more with another label corrects it."""
     manifest = _manifest(state, bundle)
     outcome = LearnedFile(state, manifest.labels).learn(example_of(photo, manifest), label)
-    _tell(
-        state, f"{photo}: {_OUTCOMES[outcome]} as {label}", {"photo": photo, "label": label, "outcome": outcome}, json
-    )
+    facts = {"photo": photo, "label": label, "outcome": outcome}
+    _tell(state, f"{photo}: {_OUTCOMES[outcome]} as {label}", facts, json)
 
 
 def unlearn_command(photo: Photo, state: State, bundle: At = None, json: Json = None) -> None:
@@ -61,7 +60,10 @@ def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> N
     there = Learned(state)
     there.look()
     there.close()
-    beside(json, highlight=False, soft_wrap=True).print(
-        printable(f"{line}; {counted(len(there), 'example')} learned on this device"), markup=False
-    )
+    line += f"; {counted(len(there), 'example')} learned on this device"
+    if facts["outcome"] != "known":
+        is_first = facts["outcome"] != "unlearned" and there.labels.count(facts["label"]) == 1
+        line += f", the first of {facts['label']}" if is_first else ""
+        line += "; answers change once its client's next contribution is merged"
+    beside(json, highlight=False, soft_wrap=True).print(printable(line), markup=False)
     write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(there)})

@@ -15,7 +15,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from contract.answers import way_in_words
 from contract.errors import ExportError, StoreError, UsageError
 from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
@@ -61,7 +60,7 @@ def model_command(
         raise StoreError(f"cannot write {out}", expected="a file that can be written", got=error.strerror) from None
     m = predictor.bundle.manifest
     shape = "x".join(map(str, m.input_shape))
-    answers = f"answers by {way_in_words(predictor.way)}, on {predictor.basis}"
+    answers = f"answers by {predictor.way_in_words}, on {predictor.basis}"
     typer.echo(f"{out}: {len(blob):,} bytes, {counted(m.classes, 'class', 'classes')}, {answers}")
     typer.echo(f"x uint8 (N, {shape.replace('x', ', ')}) → scores (N, {m.classes}), class (N,)")
 

@@ -17,7 +17,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from contract.answers import way_in_words
 from contract.errors import DataError, UsageError
 from contract.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from contract.methods import LOAD_HELP, load_method
@@ -132,7 +131,7 @@ def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
     limit += "; --known PHOTOS makes a limit of yours" if is_default else ""
     typer.echo(
-        f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
+        f"answers by {predictor.way_in_words}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
         err=True,
     )
     others = _others(predictor.ways, state)
@@ -150,7 +149,8 @@ def _others(ways: Sequence[str], state: Path | None) -> str:
         return f"--way takes one of {', '.join(ways)}"
     shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
     told = ", ".join(f"{way} {share:.1%}" for way, share in sorted(shares.items(), key=lambda item: -item[1]))
-    own = ", all of its own classes" if tested["accuracy"]["own_classes"] == tested["accuracy"]["all_classes"] else ""
+    only_own = tested["accuracy"]["own_classes"] == tested["accuracy"]["all_classes"]
+    own = ", all of its own classes (easier for a way that names these only)" if only_own else ""
     photos = f"{tested['test_samples']:,} photos that the device was tested on{own}"
     return f"right after round {tested['round']}, of the {photos}: {told}; --way takes another"
 

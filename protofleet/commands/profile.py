@@ -16,6 +16,7 @@ from rich.console import Console
 
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
+from contract.extras import install_command
 from contract.interrupt import interruptible
 from contract.json_output import JSON_HELP, beside, write_json, write_text
 from contract.methods import LOAD_HELP, METHODS, closing_method, load_method
@@ -82,7 +83,8 @@ def profile_command(
     if measure and not _has_onnx():
         write_json(json_file, record)
         _show_measured(record or {}, console)
-        console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
+        needs = f"predictions need the onnx package: {install_command('export')}"
+        console.print(needs, style="dim", markup=False, soft_wrap=True)
         return
     choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
     report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
@@ -99,7 +101,7 @@ def _check_onnx(what: str) -> None:
     if not _has_onnx():
         raise UsageError(
             what, expected="the onnx package, for predictions from the bundle's graphs", got="none installed",
-            hint="pip install 'protofleet[export]', or --measure alone, which needs nothing more",
+            hint=f"{install_command('export')}, or --measure alone, which needs nothing more",
         )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ class over `contract.methods.Method` as on a fleet of ours, so results are equal
 
 from __future__ import annotations
 
+from contract.extras import install_command
+
 try:
     import flwr.clientapp
     import flwr.serverapp.strategy  # noqa: F401  # since 1.21
 except ImportError as error:
     raise ImportError(
-        f"protofleet.flower, expected flwr 1.22 or newer, got {error}, try pip install 'protofleet[flower]'"
+        f"protofleet.flower, expected flwr 1.22 or newer, got {error}, try {install_command('flower')}"
     ) from None
 
 from protofleet.flower.client import bundle_mod, method_mod, no_training, received

@@ -50,7 +50,8 @@ class MethodStrategy(FedAvg):
             given to `start` stand for it instead.
         min_samples: classes of which a client has fewer are withheld.
         max_samples: the most that one client may say it has.
-        max_share: the largest share of a round's samples that one client counts for.
+        max_share: the largest share of a round's samples that one client counts for; None for a half, and of n clients
+            3/n where that is less.
         suspects: what becomes of clients whose class means contradict the others': `leave-out`, `name` or `ignore`.
         rule: how class means merge: `mean`, `median` or `trimmed-mean`.
         labels: names of the classes, for what is said of clients.
@@ -76,7 +77,7 @@ class MethodStrategy(FedAvg):
         extractor: str = "",
         min_samples: int = 1,
         max_samples: int = MAX_SAMPLES,
-        max_share: float = 0.5,
+        max_share: float | None = None,
         suspects: Suspects = "leave-out",
         rule: Rule = "mean",
         labels: Sequence[str] = (),
@@ -89,7 +90,7 @@ class MethodStrategy(FedAvg):
         self._classes, self._width = classes, width
         self._hyper = carried(self._method, set or {}, classes, width)
         self._rule = check_rule(rule, self._method.statistic)
-        if not 0 < max_share <= 1:
+        if max_share is not None and not 0 < max_share <= 1:
             raise UsageError("max_share", expected="above 0, up to 1", got=max_share)
         if suspects not in SUSPECTS:
             raise UsageError("suspects", expected=", ".join(SUSPECTS), got=suspects)

@@ -107,7 +107,7 @@ def gateway_command(
     settings = replace(settings, policy=Policy(min_clients))
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     if (broker, fleet) == (above, above_fleet or fleet):
-        got = f"both {broker}, fleet {fleet}"
+        got = f"both {address}, fleet {fleet}"
         raise UsageError("--broker and --above", expected="two brokers, or two fleets", got=got, hint="--above-fleet")
     console = Console(stderr=True, quiet=quiet)
 

@@ -306,7 +306,7 @@ class Uplink:
         once more, by an aggregator that was started anew."""
         before, self._heard = self._heard, a
         if before is not None and before.global_version != a.global_version:
-            before = replace(before, global_version=a.global_version, issued=a.issued)
+            before = replace(before, global_version=a.global_version, issued=a.issued, proof=a.proof)
             if before == a:
                 return
         self._generations.again_at_s = float("-inf")
@@ -320,8 +320,10 @@ class Uplink:
             self._link.publish(self._up, enrolment)
         if self._enrolling.is_open:
             return
-        if self._presence.birth_due(now):
-            birth = self._identity.numbered(self._health.birth(), self._journal.issued, time.time())
+        parts, self._health.apart = self._health.apart != self._follower.apart, self._follower.apart
+        if parts or self._trust.has_to_tell or self._presence.birth_due(now):
+            told = replace(self._health.birth(), heard=self._trust.heard(), rival=self._presence.rival(now))
+            birth = self._identity.numbered(told, self._journal.issued, time.time())
             if self._link.publish(self._status, self._of_us(birth), retain=True):
                 self._presence.born(birth.issued)
         for payload in self._outbox.due(now, idle=self._link.idle):

@@ -113,6 +113,7 @@ class Scene:
             on_piece=lambda piece: None,
             on_settled=self.ended.append,
             on_news=self.news.append,
+            on_judged=lambda receipt: None,
             log=_short,
             say=_short,
             detail=_short,
