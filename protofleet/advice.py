@@ -217,6 +217,13 @@ def advise(
     on_done("comparing photos", 0, whole)
     alike = near_copies([learn.x, held.x])
     learn, held = apart(made[0], made[1], alike, plan.seed)
+    if not len(held):
+        raise DataError(
+            "photos to test with",
+            expected="some that are not like those to learn from",
+            got="copies alone, or nearly",
+            hint="photos of other moments, or another --seed",
+        )
     dealt = deal(learn.y, plan.devices, classes_each=plan.classes_each, seed=plan.seed)
     shares = [LocalData(learn.x[rows], learn.y[rows]) for rows in dealt]
     run = plan.seed.to_bytes(4, "big")
@@ -230,7 +237,7 @@ def apart(learn: LocalData, held: LocalData, alike: NDArray[np.int64], seed: int
     """What learns and what is held out, with all photos of a group on one side, and of those held out one of each.
 
     A photo of the group that is drawn says which side: so each group is held out as often as a single photo is. Where a
-    class would have none left to learn from, or nothing would be held out, the group stays to learn from.
+    class would have none left to learn from, the group stays to learn from; so it may be that nothing is held out.
 
     Args:
         alike: (N,) group of each photo of `learn` and then of `held`.
@@ -249,8 +256,6 @@ def apart(learn: LocalData, held: LocalData, alike: NDArray[np.int64], seed: int
         left = left - moved if out else left
         is_held[members], kept[members] = out, False
         kept[drawn] = out
-    if not kept.any():
-        return learn, held
     return LocalData(x[~is_held], y[~is_held]), LocalData(x[kept], y[kept])
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.bundle import Bundle, read_bundle
+from contract.errors import DataError
 from contract.methods import method
 from edge_client.data import LocalData
 from edge_client.data.load import hold_back, load_data
@@ -68,15 +69,22 @@ def test_no_group_is_on_both_sides_and_of_those_held_out_there_is_one_of_each(la
     learn, held = apart(LocalData(x[:first], y[:first]), LocalData(x[first:], y[first:]), alike, seed)
     if first in (0, len(rows)) or not set(held.x) - set(x[first:]) <= set(x):
         return
-    if set(alike[held.x]) & set(alike[learn.x]):  # nothing would be held out
-        assert (learn.x.tolist(), held.x.tolist()) == (x[:first].tolist(), x[first:].tolist())
-        return
+    assert not set(alike[held.x]) & set(alike[learn.x])
     assert len(set(alike[held.x])) == len(held)
     assert not set(learn.x) & set(held.x)
     assert set(y[learn.x]) >= set(y[:first])  # no class loses all that it had
     single = [row for row in x if (alike == alike[row]).sum() == 1]
     assert {row for row in single if row >= first} <= set(held.x)
     assert {row for row in single if row < first} <= set(learn.x)
+
+
+def test_where_there_are_copies_alone_to_test_with_nothing_is_promised(photos: LocalData, bundle: Bundle) -> None:
+    """One burst of each class: whoever is asked about its frames has learned from the others."""
+    first = np.unique(photos.y, return_index=True)[1]
+    burst = np.concatenate([_frames(photos.x[first], seed) for seed in range(10)])
+    learn, held = hold_back(LocalData(burst, np.tile(photos.y[first], 10)), share=0.2)
+    with pytest.raises(DataError, match="photos to test with, expected some that are not like those to learn from"):
+        advise(bundle, (learn, held), Plan())
 
 
 def test_advice_on_photos_with_copies_promises_what_others_give(photos: LocalData, bundle: Bundle) -> None:
