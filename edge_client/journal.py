@@ -58,6 +58,7 @@ __all__ = [
     "Report",
     "read_contributed",
     "read_kept",
+    "read_terms",
 ]
 
 FILE = "journal.sqlite"  # of a state directory
@@ -270,9 +271,8 @@ class Journal:
 
     def policy(self) -> str | None:
         """The terms of the owner's policy at the last start, as `put_policy` had them; None where none are known."""
-        row = self._row("SELECT value FROM meta WHERE name = 'policy'")
         with self._guard():
-            return None if row is None else str(typed(row, str)[0])
+            return _terms(self._db)
 
     def put_policy(self, terms: str) -> None:
         """Remember the terms of the owner's policy, which a ledger that is lost no longer tells.
@@ -530,6 +530,22 @@ def read_contributed(directory: Path) -> tuple[str, set[Key]]:
     with read_only(path, KIND, older=True) as db, _as_written(path):
         (fleet,) = typed(db.execute("SELECT value FROM meta WHERE name = 'fleet'").fetchone(), str)
         return fleet, _contributed(db)
+
+
+def read_terms(directory: Path) -> str | None:
+    """`Journal.policy` of the journal of a directory; nothing is changed.
+
+    Raises:
+        StoreError, UsageError: as `read_contributed`.
+    """
+    path = directory / FILE
+    with read_only(path, KIND, older=True) as db, _as_written(path):
+        return _terms(db)
+
+
+def _terms(db: sqlite3.Connection) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE name = 'policy'").fetchone()
+    return None if row is None else str(typed(row, str)[0])
 
 
 def _contributed(db: sqlite3.Connection) -> set[Key]:

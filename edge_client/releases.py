@@ -35,7 +35,7 @@ from contract.statistics import Participation
 from contract.terminal import counted
 from contract.wire import encode
 from edge_client.elapsed import Moment, moment
-from edge_client.journal import Journal, Key, read_contributed
+from edge_client.journal import Journal, Key, read_contributed, read_terms
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, Terms, What, digest_of
 from edge_client.own_samples import HoldOut
 from edge_client.policy import Neighbours, Policy, Recorded, Refusal, looser, read_record
@@ -95,8 +95,8 @@ class Releases:
                 not installed.
             StoreError: the disk refused.
         """
-        self._journal = journal
-        texts = self._ledger.policy(), journal.policy()
+        self._journal, others = journal, list(others)
+        texts = self._ledger.policy(), journal.policy(), *map(read_terms, others)
         known = self._on_record(*texts, skips=accepts_looser)
         for each in () if accepts_looser else known:
             self._check_terms(each.policy)
@@ -121,7 +121,8 @@ class Releases:
                 )
         if needed and self._accountant is not None:
             self._accountant.look_ahead([(1.0, 0.0)])  # so that a package that is missing is known now
-        terms = known[0].followed_by(self.policy) if known else Recorded(1, self.policy)
+        terms = known[0] if known else Recorded(1, self.policy)
+        terms = next((each.followed_by(self.policy) for each in known if each.policy != self.policy), terms)
         self._ledger.put_policy(terms.text())
         journal.put_policy(terms.text())
 

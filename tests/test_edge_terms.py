@@ -246,6 +246,27 @@ def test_what_the_journal_of_another_fleet_knows_counts_too(bundle: Bundle, tmp_
         assert refused.word == "releases per day"
 
 
+def test_the_terms_in_the_journal_of_another_fleet_hold_where_the_ledger_is_lost(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """Whether the device comes to a fleet for the first time or comes back to one with older terms."""
+    strict, loose, state = Policy(min_samples=5), Policy(min_samples=2), tmp_path / "state"
+    first, about = state / "fleets" / "first", {"own": method("fedproto"), "hyper": bundle.manifest.hyper}
+    Board(first, bundle).start(strict)
+    for known in (None, Recorded(1, loose).text()):
+        (state / FILE).unlink(missing_ok=True)
+        with journal_in(state, bundle) as journal, Ledger(state / FILE) as ledger:
+            if known is not None:
+                journal.put_policy(known)
+            found = Releases(loose, ledger, fleet="second", **about)
+            with pytest.raises(UsageError, match="min_samples 5"):
+                found.begin(journal, others=[first])
+    with journal_in(state, bundle) as journal, Ledger(state / FILE) as ledger:
+        found = Releases(loose, ledger, fleet="second", **about)
+        found.begin(journal, others=iter([first]), accepts_looser=True)
+        found.begin(journal, others=[first])
+
+
 def test_terms_that_nobody_can_read_hold_until_the_owner_says_so(bundle: Bundle, tmp_path: Path) -> None:
     board = Board(tmp_path, bundle)
     board.start(Policy())
