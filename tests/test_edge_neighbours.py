@@ -240,6 +240,21 @@ def test_a_line_that_declares_a_split_moves_no_other(share: float, tmp_path: Pat
     assert [apart(found[0], each) <= 1 for each in found] == [True] * 5
 
 
+@pytest.mark.parametrize("share", [0.1, 0.0])
+@pytest.mark.parametrize("split", ["test", "valid"])
+def test_a_photo_to_test_with_that_has_no_label_moves_no_other(split: str, share: float, tmp_path: Path) -> None:
+    """Where the bundle's own method knows photos without a label."""
+    folder, found = photos(tmp_path / "photos", dict.fromkeys(TEN, 6), 0), []
+    lines = [f"{file},{file.parent.name},train" for file in sorted(folder.glob("*/*.png"))]
+    for more in ([], [f"{photo(tmp_path / 'beside', 'c0', 'extra', 5)},,{split}"]):
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *lines, *more]))
+        given = own(tmp_path / "list.csv", tmp_path / "state", hold_out=share)
+        given._manifest = msgspec.structs.replace(given._manifest, hyper={**given._manifest.hyper, "pu_weight": 0.0})
+        data = given.read().data.labelled
+        found.append(Counter((pixel_hash(image), int(label)) for image, label in zip(data.x, data.y, strict=True)))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("line", ["{photo},c0,trian", ",c0,train"])
 def test_a_line_of_a_list_that_is_wrong_moves_no_other(line: str, tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", dict.fromkeys(TEN, 6), 0)

@@ -130,7 +130,8 @@ def rows_each_alone(listing: Listing, share: float, draws: Draws) -> tuple[Rows,
     """The rows to train on, and those held out, where each sample is on its side whatever others there are.
 
     One that is declared to test is held out, or with a share of 0 left alone; one that is declared to train, or to
-    nothing, is held out where it is drawn; one without a label trains, and one that the bundle cannot use is left out.
+    nothing, is held out where it is drawn; one without a label trains, or is left out where it is declared to test; and
+    one that the bundle cannot use is left out.
 
     Raises:
         DataError: a file of many images cannot be read.
@@ -139,7 +140,7 @@ def rows_each_alone(listing: Listing, share: float, draws: Draws) -> tuple[Rows,
     train = np.flatnonzero(usable & (listing.splits < 2))
     drawn = draws.held(listing, train, share) & (listing.labels[train] >= 0)
     codes = (3, 2) if share else ()
-    tests = (np.flatnonzero(usable & (listing.splits == code)) for code in codes)
+    tests = (np.flatnonzero((listing.labels >= 0) & (listing.splits == code)) for code in codes)
     declared = next((rows for rows in tests if len(rows)), train[:0])
     return _labelled_first(train[~drawn], listing), np.sort(np.concatenate([train[drawn], declared]))
 
