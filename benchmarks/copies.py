@@ -21,8 +21,8 @@ first local minimum seen from large ridges (`first`), the least with no ridge be
 asks about training photos that no device has; the rule was set there, and on what ships.
 
 Several data sets are one, with the classes of each: many classes of few photos (`--a-class`), each of which counts
-alike in the accuracy. `--short` prints the least error and what is chosen alone, and names each case more than a point
-behind.
+alike in the accuracy. `--columns` projects features at random, so that N comes near D with few photos of each class.
+`--short` prints the least error and what is chosen alone, and names each case more than a point behind.
 
 `--advise` asks `protofleet advise` about 400 photos that ship, of 100 of which there are five more frames (light ± 3 %,
 noise of 2 grey levels): what it promises with copies on one side, as it does, and on both; and what 1,000 test images
@@ -276,6 +276,13 @@ def _side_by_side(directories: Sequence[str], input_px: int | None, cache: Path,
     return Photos(name, joined[0], joined[1], np.concatenate([one.frames for one in every]))
 
 
+def _projected(photos: Photos, columns: int) -> Photos:
+    """On so many random directions, orthogonal to each other."""
+    onto = np.linalg.qr(np.random.default_rng(0).normal(size=(photos.width, columns)))[0]
+    (z, y), (asked, asked_y), frames = photos.fit, photos.asked, photos.frames
+    return Photos(photos.name, (_unit(z @ onto), y), (_unit(asked @ onto), asked_y), _unit(frames @ onto))
+
+
 def _shipped(number: int, cache: Path | None) -> Photos:
     path = None if cache is None else cache / f"copies-shipped-{number}.npz"
     if path is not None and path.exists():
@@ -375,6 +382,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="N / D")
     parser.add_argument("--a-class", type=int, nargs="+", metavar="N", help="photos of each class, instead of --shares")
+    parser.add_argument("--columns", type=int, metavar="N", help="features projected at random on so many columns")
     parser.add_argument("--short", action="store_true", help="one table: the least error and what is chosen")
     parser.add_argument("--copies", type=float, nargs="+", default=COPIES, help="shares of N")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="of copies; all of them by default")
@@ -391,6 +399,7 @@ def main() -> None:
         photos = _pretrained(options.data[0], options.input_px, options.cache, options.on)
     else:
         photos = _shipped(options.features, options.cache)
+    photos = photos if options.columns is None else _projected(photos, options.columns)
     sizes = options.a_class or [round(share * photos.width) for share in options.shares]
     draw = drawn_of_each if options.a_class else drawn
     if options.a_class and max(sizes) > (least := np.bincount(photos.fit[1]).min()):
