@@ -35,6 +35,7 @@ from contract.errors import WireError
 from contract.messages import Encoding, Message, Receipt, Request, Rival, Status
 from contract.methods import Method, Value
 from contract.offers import APART, bundle_tag
+from contract.signed import inside
 from contract.state import GlobalState
 from contract.terminal import printable
 
@@ -351,6 +352,8 @@ class Core(ABC):
                 raise WireError("message", expected="a status", got=type(message).__name__.lower())
             self.gate.check_news(device, topic, message)
         except Intrusion as intrusion:
+            if answers:
+                self.note_numbers(_heard_in(payload))
             if is_news:
                 self.gate.note(device, intrusion.cause, str(intrusion), time.time())
                 if answers:
@@ -388,6 +391,16 @@ class Core(ABC):
             self._orders_at = now + LOOK_S
             self._tables.erase()
         return order
+
+
+def _heard_in(payload: bytes) -> tuple[Mark, ...]:
+    """The numbers of announcements that a status tells, whoever says it: they are our own key's word, and a store that
+    is lost, or an older copy, knows fewer devices."""
+    try:
+        message = inside(payload)
+    except WireError:
+        return ()
+    return message.heard if isinstance(message, Status) else ()
 
 
 def _second(rival: Rival) -> str:

@@ -116,6 +116,24 @@ def test_a_lost_store_behind_a_slow_clock_is_told_the_number_and_goes_on(
         device.journal.close()
 
 
+def test_a_lost_store_that_takes_only_enrolled_devices_is_told_the_number_by_one_that_it_does_not_know(
+    url: str, tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    """The enrolments are lost with the store; the number is the key's own word, whoever tells it."""
+    with Listener(url, ROUND) as listener:
+        device, settings = Device(listener, tmp_path / "device"), replace(SETTINGS, enrolled=True)
+        with DurableStore(tmp_path / "first", BUNDLE, FLEET) as store:
+            store.enrolment.enrol("a", DEVICE.public_key, time.time())
+            Running(url, store, BUNDLE, settings, signer=AGGREGATOR)
+            first = device.believes_the_next()
+        listener.link.publish(ROUND, b"", retain=True)
+        clock.ahead_s = -YEARS_S
+        with DurableStore(tmp_path / "second", BUNDLE, FLEET) as store:
+            Running(url, store, BUNDLE, settings, signer=AGGREGATOR)
+            assert device.believes_the_next().issued > first.issued
+        device.journal.close()
+
+
 def test_who_lies_about_the_number_moves_nothing(url: str, tmp_path: Path, clock: SimpleNamespace) -> None:
     with Listener(url, ROUND) as listener, DurableStore(tmp_path / "s", BUNDLE, FLEET) as store:
         store.enrolment.enrol("a", DEVICE.public_key, time.time())
