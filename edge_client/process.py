@@ -3,7 +3,8 @@
 Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until something is
 wrong (one line; 1 for a failure, 2 for bad input), a signal ends it (130 for Ctrl-C, 143 for SIGTERM: the goodbye is
 said, and nothing is lost), or its run is finished where that was asked for (0). SIGUSR1 makes it look at its photos;
-one that comes while it starts waits until it can.
+one that comes while it starts waits until it can. A service manager sends it to every process of its unit: those in
+which a bundle is tried inherit that it is held back, and never see it.
 
 `become` replaces the present process by one that runs nothing but this: same process id, same standard streams, but
 without what parsed the command line. Typer, rich and pydantic take 12 MB that a small board would carry for months
@@ -16,16 +17,20 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from contract.errors import ProtofleetError
-from contract.interrupt import Terminated, hold_back, interruptible, let_through
+from contract.interrupt import Terminated, hold_back, interruptible
 from contract.json_output import is_stdout, write_json
 from contract.terminal import keep_printable, printable
 from edge_client.config import ClientConfig
+
+if TYPE_CHECKING:
+    from edge_client.service import Service
 
 __all__ = ["become", "main", "run"]
 
@@ -46,6 +51,7 @@ def become(settings: ClientConfig) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     hold_back()  # until the new process can answer Ctrl-C
+    hold_back(signal.SIGUSR1)  # in all threads and processes of the new one; one thread asks for it
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]  # import from where this process imported from
     os.execve(
         sys.executable,
@@ -109,5 +115,12 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
 
     service = Service(settings)
     signal.signal(signal.SIGUSR1, lambda number, frame: service.look())
-    let_through(signal.SIGUSR1)  # held back since the command began: what has come meanwhile is answered
+    threading.Thread(target=_look_when_told, args=(service,), name="looks", daemon=True).start()
     service.run(log, on_summary)
+
+
+def _look_when_told(service: Service) -> None:
+    """Take SIGUSR1, which is held back since the command began: what has come meanwhile is answered, too."""
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+        service.look()

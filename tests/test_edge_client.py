@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -503,6 +504,23 @@ def test_sigusr1_ends_no_client_that_starts(path: Path, files: tuple[Path, Path]
     assert process.returncode == 1, said
     assert "error: no broker at mqtt://127.0.0.1:1" in said
     assert told > 10
+
+
+def test_sigusr1_to_all_of_its_processes_ends_none(path: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    """As `systemctl kill` sends it: the process that tries how much memory the bundle takes gets it, too."""
+    words = ["--id", "pi-1", "--data", files[0], "--memory-limit", "2GB", "--broker", "mqtt://127.0.0.1:1"]
+    words += ["--bundle", path, "--patience", "0.5", "--state", tmp_path / "state"]
+    command = [sys.executable, "-m", "protofleet", "client", *map(str, words)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    held = False
+    while process.poll() is None:
+        held = held or _holds_back(process.pid, signal.SIGUSR1)
+        if held:
+            os.killpg(process.pid, signal.SIGUSR1)
+        time.sleep(0.01)
+    said = process.communicate()[1]
+    assert process.returncode == 1, said
+    assert "error: no broker at mqtt://127.0.0.1:1" in said
 
 
 def _holds_back(process: int, number: signal.Signals) -> bool:
