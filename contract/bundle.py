@@ -386,14 +386,16 @@ def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
 def _fills(blob: bytes, members: list[zipfile.ZipInfo]) -> bool:
     """Whether an archive is its members, one after the other, and its directory: zipfile skips what stands beside them.
 
-    APPNOTE.TXT 4.3.7 (a local header of 30 bytes, with the lengths of name and extra field at 26), 4.3.12 and 4.3.16.
+    Nor has a member an extra field or a comment, in which anything could stand. APPNOTE.TXT 4.3.7 (a local header of 30
+    bytes, with the lengths of name and extra field at 26), 4.3.12 and 4.3.16.
     """
     at = 0
     for info in sorted(members, key=lambda info: info.header_offset):
-        if info.header_offset != at:
+        name = len(info.filename)
+        if info.header_offset != at or struct.unpack_from("<HH", blob, at + 26) != (name, 0):
             return False
-        at += 30 + sum(struct.unpack_from("<HH", blob, at + 26)) + info.file_size
-    listed = sum(46 + len(info.filename) + len(info.extra) + len(info.comment) for info in members)
+        at += 30 + name + info.file_size
+    listed = sum(46 + len(info.filename) for info in members)  # and so no extra fields and comments
     signature, size, offset, comment = struct.unpack("<4s8xIIH", blob[-22:])
     return signature == b"PK\5\6" and (offset, size, comment) == (at, listed, 0) and at + listed + 22 == len(blob)
 

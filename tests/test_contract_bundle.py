@@ -238,7 +238,21 @@ BESIDE = {
     "a whole file after": lambda raw, at: raw + raw,
     "a comment": lambda raw, at: raw[:-2] + b"\x01\x00!",
     "between": lambda raw, at: _moved(raw, at, b"hidden"),
+    "an extra field of a member": lambda raw, at: _again(raw, extra=b"\xfe\xca\x04\x00hide"),
+    "a member's comment": lambda raw, at: _again(raw, comment=b"hidden"),
 }
+
+
+def _again(raw: bytes, **beside: bytes) -> bytes:
+    """The same members, with more than their names in the headers."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(raw)) as archive, zipfile.ZipFile(written, "w") as other:
+        for info in archive.infolist():
+            named = zipfile.ZipInfo(info.filename, info.date_time)
+            for name, value in beside.items():
+                setattr(named, name, value)
+            other.writestr(named, archive.read(info))
+    return written.getvalue()
 
 
 def _moved(raw: bytes, at: int, hidden: bytes) -> bytes:
