@@ -18,6 +18,7 @@ import typer
 
 from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.database import PLACE, Place, bring_up, place_of, read_only
+from aggregator.enrolment import OF_THE_DEVICE
 from aggregator.findings import found_in_short, found_in_words
 from aggregator.fleet_words import (
     beside_record,
@@ -198,7 +199,7 @@ def suspects_command(
     for intruder in known.intruders:
         _say(json, intruder_in_words(intruder))
     suspected = len({each.device for each in found} | set(known.findings))
-    turned_away = sum(each.cause != "refuses" for each in known.intruders)
+    turned_away = sum(each.cause not in OF_THE_DEVICE for each in known.intruders)
     more = f", {counted(turned_away, 'intruder')} turned away" if turned_away else ""
     _say(json, f"{counted(suspected, 'device')} of {devices} suspected{more}")
     return 0

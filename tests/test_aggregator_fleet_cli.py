@@ -115,6 +115,7 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: str, tmp_path: P
         invitation, expires = made.enrolment.invitation("attic")
         gate.note("kitchen", "unsigned", "not signed", 5.0)
         gate.note("porch", "refuses", "it gets messages that no key which it trusts has signed", 5.5, messages=3)
+        gate.note("porch", "second-process", "another process runs under its id", 5.6)
         gate.take_news(6.0)
     assert invitation == invitation_key(token)
     assert 5300 < expires - time.time() < 5500
@@ -130,7 +131,8 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: str, tmp_path: P
     assert "porch: 3 messages" in done.stdout  # what it refuses; nobody has posed as it
     assert done.stdout.endswith("suspected, 1 intruder turned away\n")
     named = json.loads((tmp_path / "suspects.json").read_text())["intruders"]
-    assert {(each["device"], each["cause"]) for each in named} == {("kitchen", "unsigned"), ("porch", "refuses")}
+    said = {("porch", "refuses"), ("porch", "second-process")}
+    assert {(each["device"], each["cause"]) for each in named} == {("kitchen", "unsigned"), *said}
     log = run("fleet", "log", "--store", store).stdout
     assert "invite attic, asked by" in log
     assert invitation.hex() not in log
