@@ -163,8 +163,12 @@ def read_helper_key(path: str | os.PathLike[str], option: str = "--key") -> Help
     Raises:
         UsageError: there is none, or it is none.
     """
-    hint = "protofleet helper --new-key, which makes one"
-    return _keys_of(_read(path, option, _KEY_BYTES, "a helper's key: 32 bytes in hex", hint))
+    expected, hint = "a helper's key: 32 bytes in hex", "protofleet helper --new-key, which makes one"
+    raw = _read(path, option, _KEY_BYTES, expected, hint)
+    if not any(raw):
+        got = f"{_KEY_BYTES} bytes, all of them zero, which everybody has"
+        raise UsageError(f"{option} {os.fspath(path)}", expected=expected, got=got, hint=hint)
+    return _keys_of(raw)
 
 
 def read_helper_public(path: str | os.PathLike[str], option: str) -> HelperPublic:

@@ -271,6 +271,9 @@ def test_a_key_file_is_never_overwritten_and_a_wrong_one_is_one_line(tmp_path):
         read_helper_public(tmp_path / "key", "--helper")
     with pytest.raises(UsageError, match="No such file"):
         read_helper_public(tmp_path / "none", "--helper")
+    (tmp_path / "zeros").write_text("00" * 32)
+    with pytest.raises(UsageError, match="got 32 bytes, all of them zero, which everybody has"):
+        read_helper_key(tmp_path / "zeros")
     public = (tmp_path / "key.pub").read_text().strip()
     prime = (2**255 - 19).to_bytes(32, "little").hex()
     for weak in (bytes(32).hex(), f"01{bytes(31).hex()}", prime):
