@@ -73,6 +73,7 @@ STORES = (
     *(f"postgresql://me@corp.example:{ONE}@127.0.0.1:1/pets", f"postgresql://127.0.0.1:{ONE}@127.0.0.1:1/pets"),
     *(f"host=127.0.0.1 port=1 {word}={ONE}" for word in ("password", "passwd", "PGPASSWORD", "pass ")),
     *(f"postgresql://127.0.0.1:1/pets?user=me&password={ONE}@{TWO}", f"Postgresql://me:{ONE}@127.0.0.1/p"),
+    f"jdbc:postgresql://127.0.0.1:1/pets?user=me&pwd={ONE}",
 )  # fmt: skip
 
 

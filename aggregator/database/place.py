@@ -39,7 +39,7 @@ _TOLD = {
     "user",
 }
 _NO_FILE = re.compile(  # another scheme, libpq's other form, a URL without its scheme
-    r"(?is)\s*(?:\w[\w+.-]+://|//|postgres\w*:|postgres.*@|.*pass\w*\s*=|(?![./~]).*:.*@)"
+    r"(?is)\s*(?:\w[\w+.:-]+://|//|postgres\w*:|postgres.*@|.*pass\w*\s*=|(?![./~]).*:.*@)"
 )
 _EXPECTED = "a file, or postgresql://USER@HOST[:PORT]/DATABASE, other characters as %XX"
 
