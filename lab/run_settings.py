@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from contract.errors import UsageError
+from export.backbone_names import check_weights_name
 from export.cli import read_shape
+from lab.data.shift import check_shift
 from lab.method_names import usual_rounds
 from lab.paper_tables.config import Settings
 
@@ -71,12 +73,18 @@ def experiment_of(given: Mapping[str, Any], said: Collection[str]) -> Experiment
     settled = _options(given, said).over(file).over(_options(given, set(given) - set(said)))
     assert isinstance(settled, RunSettings)
     settled.check_names()  # before torch is loaded, which takes seconds
+    shape = None if settled.input is None else read_shape(settled.input)
+    if settled.weights is not None:
+        check_weights_name(settled.weights, settled.backbone or "")
+    if settled.shift is not None and settled.severity is not None:
+        check_shift(settled.shift, settled.severity)
+    if settled.partition == "source" and "+" not in (settled.data or ""):
+        raise UsageError("--partition source", expected="several data sets", got=settled.data, hint="--data A+B")
     rounds = usual_rounds(settled.method or "") if settled.rounds is None else settled.rounds
     settled = msgspec.structs.replace(settled, rounds=rounds, closings=_closings(given, said, file, settled))
     if (settled.evaluate_every or 0) < 1:
         raise UsageError("--evaluate-every", expected="1 or more", got=settled.evaluate_every)
     found = settled.experiment(settled.data or "", settled.seed or 0)
-    shape = None if settled.input is None else read_shape(settled.input)
     course = replace(found.course, rounds=rounds)
     return replace(found, course=course, input_shape=shape, save_weights=given["save_weights"])
 

@@ -57,6 +57,10 @@ def test_uneven_drops_rare_classes_and_nobody_has_all(seed: int) -> None:
 def test_an_impossible_partition_is_one_line() -> None:
     with pytest.raises(DataError, match="at least two classes for every client"):
         partition(np.zeros(40, np.int64), Partition("iid", 2))
+    with pytest.raises(UsageError, match="classes_per_client, expected up to 6, the data's classes, got 7"):
+        partition(LABELS, Partition("pathological", 3, classes_per_client=7))
+    with pytest.raises(DataError, match="got 40 ways of 6 classes, try fewer clients, ways or shots"):
+        partition(LABELS, Partition("shots", 3, ways=40))
     with pytest.raises(UsageError, match="partition, expected a known scheme, got irid, try one of iid"):
         Partition("irid")
     with pytest.raises(UsageError, match="clients, expected 1 or more, got 0"):

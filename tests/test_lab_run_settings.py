@@ -131,6 +131,10 @@ _EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
         ((*_RUN, "--partition", "pathological:2"), {}, "try --partition pathological --classes-per-client 2"),
         ((*_RUN, "--partition", "iid:2"), {}, "try --partition iid"),
         ((*_RUN, "--alpha", "-1"), {}, "--alpha, expected above 0"),
+        ((*_RUN, "--weights", "w.pt"), {}, "--weights, expected pretrained, or a file that is there"),
+        ((*_RUN, "--partition", "source"), {}, "--partition source, expected several data sets, got nowhere, try"),
+        ((*_RUN, "--shift", "corruptoin"), {}, "try one of corruption"),
+        ((*_RUN, "--input", "10"), {}, "--input, expected HxWxc"),
     ],
 )
 def test_a_misspelt_name_is_answered_before_torch_is_loaded(

@@ -43,6 +43,13 @@ PARTITIONS = {
     "uneven": "dirichlet without rare classes, and no client has all classes",
 }
 _DRAWS = 200
+_HINTS = {
+    "dirichlet": "fewer clients, or a larger alpha",
+    "pathological": "fewer clients, or fewer classes_per_client",
+    "quantity": "fewer clients, or a larger alpha",
+    "shots": "fewer clients, ways or shots",
+    "uneven": "fewer clients, or a larger alpha",
+}
 
 Indices = NDArray[np.int64]
 
@@ -98,7 +105,7 @@ def partition(
         sources: (N,) which data set each sample is of, from 0; for `source`.
 
     Raises:
-        UsageError: `source` of a single one, or of more than there are clients.
+        UsageError: `source` of a single one, or of more than there are clients; more classes for each than there are.
         DataError: when no draw gives every client its least, or there are too few samples.
     """
     if spec.only > len(labels):
@@ -106,6 +113,11 @@ def partition(
     chosen = np.arange(len(labels))
     if spec.only:
         chosen = np.sort(np.random.default_rng(seed).choice(len(labels), spec.only, replace=False))
+    classes = len(np.unique(labels[chosen]))
+    if spec.scheme == "pathological" and spec.classes_per_client > classes:
+        raise UsageError(
+            "classes_per_client", expected=f"up to {classes}, the data's classes", got=spec.classes_per_client
+        )
     if spec.scheme == "source":
         sources = _several(sources, spec)[chosen]
     return [chosen[part] for part in _divide(labels[chosen], spec, seed, sources)]
@@ -162,7 +174,7 @@ def _divide(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDAr
         f"cannot divide {len(labels)} images over {spec.clients} clients ({spec.scheme})",
         expected=f"at least {_count(spec.min_classes)} classes for every client, and {spec.min_client_samples} samples",
         got=problem,
-        hint="fewer clients, or a larger alpha",
+        hint=_HINTS.get(spec.scheme, "fewer clients"),
     )
 
 
