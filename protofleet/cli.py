@@ -97,6 +97,7 @@ COMMANDS = {
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+_OF_THE_DEMO = ("iotcore", "jinja2")  # what the extra `demo` brings
 _ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 
 
@@ -276,6 +277,8 @@ def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
     package, extra = (error.name or "").split(".")[0], COMMANDS[name].extra
     if extra is None or package in _ROOMS:
         return error
+    if name == "demo" and package not in _OF_THE_DEMO:  # it makes a bundle of its own, or loads other images
+        extra = "all"
     return UsageError(
         f"protofleet {name} needs a package that is not installed",
         expected=error.name,

@@ -136,6 +136,13 @@ def test_a_missing_extra_names_what_to_install(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_demo_from_scratch_names_the_extra_that_has_what_it_needs():
+    missing = ModuleNotFoundError("No module named 'datasets'", name="datasets")
+    assert install_command("all") in str(cli._missing_package("demo", missing))
+    missing = ModuleNotFoundError("No module named 'jinja2'", name="jinja2")
+    assert install_command("demo") in str(cli._missing_package("demo", missing))
+
+
 def test_a_device_command_loads_nothing_of_the_workstation():
     watch = (
         "import sys, atexit\n"
