@@ -123,7 +123,7 @@ def test_the_next_contribution_holds_what_was_learned_and_answers_follow(
         done = run("learn", tmp_path / "0.png", "Sandal", "--state", state, "--json", "-")
         assert (done.returncode, '"outcome": "learned"' in done.stdout) == (0, True)
         assert (
-            "0.png: learned as Sandal; 1 example learned on this device, the first of Sandal; answers change once"
+            "1 example learned on this device, the first that you taught it of Sandal; answers change once"
             in done.stderr
         )
         assert added(sent_in(peer, 2), plain) == {"Sandal": 1}

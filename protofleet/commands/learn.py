@@ -63,7 +63,7 @@ def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> N
     line += f"; {counted(len(there), 'example')} learned on this device"
     if facts["outcome"] != "known":
         is_first = facts["outcome"] != "unlearned" and there.labels.count(facts["label"]) == 1
-        line += f", the first of {facts['label']}" if is_first else ""
+        line += f", the first that you taught it of {facts['label']}" if is_first else ""
         line += "; answers change once its client's next contribution is merged"
     beside(json, highlight=False, soft_wrap=True).print(printable(line), markup=False)
     write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(there)})
