@@ -13,8 +13,8 @@ from aggregator import coordinator
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.joint_heads import JointHead, joint_head
 from aggregator.merging import merge_round, traits_of
-from aggregator.orders import give
-from aggregator.outliers import Screening
+from aggregator.orders import Obeyed, give
+from aggregator.outliers import Screening, Traits
 from aggregator.rounds import Policy
 from aggregator.store import DurableStore
 from contract.bundle import extractor_of
@@ -112,6 +112,21 @@ def test_a_group_of_which_one_would_be_left_out_is_none() -> None:
     assert _of_shifts([1, 1, 1, *[0] * 9], 10.0) is None
 
 
+def test_the_sums_of_a_gateway_are_no_devices_means() -> None:
+    """They lie nearer to the middle than any device's, and are no measure of what chance does to one."""
+    asked = set[str]()
+
+    def some(devices: Collection[str]) -> Iterator[tuple[str, Contribution]]:
+        asked.update(devices)
+        return ((name, each) for name, each in SENT.items() if name in devices)
+
+    traits, size = traits_of(NCM, lambda: iter(SENT.items()), HYPER), {"classes": CLASSES, "width": WIDTH}
+    result = merge_round(NCM, lambda: iter(SENT.items()), traits, HYPER, **size, how=Screening())
+    with_gateway = {**traits, "gateway": Traits(0.0, 900, 0.0, 9)}
+    assert joint_head(NCM, some, with_gateway, HYPER, result, NAMES, run=RUN, round=3, **size) is not None
+    assert asked == set(NAMES)
+
+
 class _Noised(type(NCM)):  # type: ignore[misc]
     """Means to which a method of somebody's own adds noise."""
 
@@ -182,6 +197,19 @@ def test_it_ends_where_a_member_is_forgotten_and_who_is_removed_is_given_nothing
     assert _members(core) == set(NAMES[1:4])
     give(tmp_path / "store", "forget", NAMES[2], "me")
     core.advance(2_000.0, 2_000.0)
+    assert _members(_core(store)) == _members(core) == set()
+
+
+@pytest.mark.parametrize(("what", "detail"), [("rollback", "1"), ("forget class", MANIFEST.labels[0])])
+def test_it_ends_where_what_it_was_made_of_is_taken_back(
+    what: str, detail: str, store: DurableStore, tmp_path: Path
+) -> None:
+    core = _closed(store)
+    assert _members(core) == set(NAMES[:4])
+    give(tmp_path / "store", what, "", "me", detail=detail)
+    obeyed = core.advance(1_000.0, 1_000.0)
+    assert isinstance(obeyed, Obeyed)
+    assert obeyed.outcome.startswith("done")
     assert _members(_core(store)) == _members(core) == set()
 
 

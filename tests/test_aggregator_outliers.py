@@ -190,6 +190,15 @@ def test_beside_who_is_vouched_for_the_others_share_what_is_left() -> None:
     assert max(beside) / (sum(beside) + 10_000) == pytest.approx(0.03, abs=0.001)
 
 
+def test_even_shares_are_of_devices_that_have_samples() -> None:
+    """Who refuses, or has no photos yet, makes nobody else's share smaller."""
+    counts = [10**6, *[100] * 8, *[0] * 20]
+    fleet = [ClassMeans.from_means(np.ones((1, 1)), [count]) for count in counts]
+    traits = {f"d{at}": Traits(1.0, count, 1.0) for at, count in enumerate(counts)}
+    after = [int(s.counts.sum()) for s in screen(lambda: iter(fleet), traits).source()]
+    assert after[0] / sum(after) == pytest.approx(3 / 9, abs=0.001)
+
+
 def test_how_a_round_was_screened_is_kept_also_as_earlier_stores_have_it() -> None:
     for how in (Screening(), Screening(0.5, "name", ("porch",)), Screening(vouched=("porch", "attic"))):
         assert Screening.read(how.written()) == how

@@ -33,7 +33,7 @@ from edge_client.data.draws import Draws
 from edge_client.data.learned import LearnedFile, example_of
 from edge_client.data.load import load_data
 from edge_client.data.samples import UNLABELLED, pixel_hash
-from edge_client.elapsed import Moment
+from edge_client.elapsed import Moment, moment
 from edge_client.journal import Journal
 from edge_client.ledger import Cost, Entry, Ledger
 from edge_client.own_samples import OwnSamples
@@ -463,6 +463,9 @@ def test_where_the_number_of_each_class_is_known_none_is_held_out(mnist_like_bun
     m = read_bundle(mnist_like_bundle("fedhkd", hyper={"noise": 4.0})).manifest
     noised = Releases(Policy(), Ledger(tmp_path / "l"), fleet="f", own=method("fedhkd"), hyper=m.hyper)
     assert noised.hold_out() == "nothing"
+    for other in ("ncm", "ncm-dp"):  # whatever is announced, since the next round may be the bundle's own again
+        asked = Announcement(run=RUN, round=1, phase="open", method=other, bundle=bytes(32))
+        assert noised.hold_out(asked) == "nothing"
     folder = photos(tmp_path / "photos", dict.fromkeys(TEN, 8), 0)
     samples = own(folder, tmp_path / "state")
     samples.rule = noised.hold_out()
@@ -490,8 +493,22 @@ def test_numbers_that_do_not_fit_cost_what_they_would_have(ten: Path, tmp_path: 
     assert sent.says_nothing
     with Ledger(state / "ledger.sqlite") as ledger:
         spent = ledger.spent()
+        assert ledger.noised() == {"ncm-dp": True}  # it is a release: a restart knows of it, no second one is made,
+        assert ledger.has_made("fleet", sent.run, sent.round, "ncm-dp")
+        assert ledger.free_in_s(1, 3600.0, moment()) > 0  # and a rate counts it
     mechanism = method("ncm-dp").mechanism(method("ncm-dp").settle({}))
     assert spent.add_remove == cost_of(mechanism, np.ones(10, int)).add_remove
+
+
+def test_without_noise_numbers_that_do_not_fit_use_up_no_rate_and_their_answer_is_sent(tmp_path: Path) -> None:
+    """What goes out in their place has no row, so it may go at a later start, too."""
+    asked = Announcement(run=RUN, round=1, phase="open", method="ncm", bundle=bytes(32))
+    with Ledger(tmp_path / "l") as ledger:
+        policy = Policy(releases_per_day=1.0, min_samples=5)
+        releases = Releases(policy, ledger, fleet="f", own=method("ncm"), hyper={"noise": 0.0})
+        releases.withheld(asked, b"no row", np.ones(10, np.int64))
+        assert (releases.wait_s(), releases.may_send((RUN, 1, "ncm"))) == (0.0, "")
+        assert ledger.spent().bare_add_remove == 1  # that they did not fit follows from the photos
 
 
 def test_after_a_restart_nothing_is_told_beside_what_was_noised(
