@@ -212,6 +212,26 @@ def test_nor_do_more_of_them_than_are_heard(monkeypatch: pytest.MonkeyPatch) -> 
         assert all(map(_is_open, left))
 
 
+def test_who_has_asked_is_not_cut_off_for_those_who_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.metrics_server.ANSWER_S", 600.0)
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def text() -> str:
+        asked.set()
+        assert may_go_on.wait(60)
+        return "x 1\n"
+
+    with MetricsServer("127.0.0.1", 0, text) as server, ExitStack() as open_ones:
+        scraper = _idle(server, open_ones)
+        scraper.sendall(b"rics HTTP/1.0\r\n\r\n")
+        assert asked.wait(60)
+        idle = [_idle(server, open_ones) for _ in range(MOST + 8)]
+        assert idle[8].recv(100) == b""  # the last that has to go has gone
+        may_go_on.set()
+        assert b"".join(iter(lambda: scraper.recv(1000), b"")).endswith(b"x 1\n")
+        assert all(map(_is_open, idle[9:]))
+
+
 def _idle(server: MetricsServer, open_ones: ExitStack) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", int(server.url.split(":")[2].split("/")[0])), timeout=60)
     made.sendall(b"GET /met")

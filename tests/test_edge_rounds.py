@@ -323,6 +323,15 @@ def test_who_is_thrown_out_by_another_says_who_that_was(throws_out: bool) -> Non
     assert mine.rival(60.1) == (Rival(THEM, 60, 1) if throws_out else None)
 
 
+def test_who_was_here_before_never_leaves_for_deaths_of_its_own_earlier_processes() -> None:
+    """A line that comes and goes, and a broker that finds out late who is gone, throw nobody out."""
+    mine = born()
+    for turn in range(20):
+        mine.disconnected()
+        mine.connected(60.0 + turn)
+        mine.heard(status(EARLIER, online=False), 60.1 + turn)
+
+
 def test_an_earlier_process_of_this_directory_is_no_stranger() -> None:
     """A broker that comes back from an old snapshot still retains the birth of a process that is long dead."""
     born().heard(status(EARLIER), 1.0)
