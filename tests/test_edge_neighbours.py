@@ -548,6 +548,17 @@ def test_noise_that_a_method_had_once_keeps_figures_at_home_whatever_it_adds_now
             assert found.hold_out() == ("each alone" if found.is_private else "of each class")
 
 
+def test_a_noised_round_that_a_device_refused_keeps_nothing_at_home(tmp_path: Path) -> None:
+    """It was answered without a row, so nothing noised has left."""
+    bundle = {"fleet": "fleet", "device": "pi-1", "bundle": bytes(32)}
+    with Journal(tmp_path, **bundle) as journal, Ledger(tmp_path / "ledger.sqlite") as ledger:  # type: ignore[arg-type]
+        entry = Entry("sat-out", "fleet", RUN, 1, "ncm-dp", "", "f32", 1, 9, bytes(32), Cost(0.0, 0.0))
+        ledger.record(entry, Moment("boot", 1.0, 1.0))
+        found = Releases(Policy(), ledger, fleet="fleet", own=method("ncm"), hyper={"noise": 0.0})
+        found.begin(journal)
+        assert (found.is_private, found.hold_out()) == (False, "of each class")
+
+
 def test_a_client_whose_policy_is_gone_does_not_start_before_its_owner_says_so(
     ten: Path, tmp_path: Path, monkeypatch
 ) -> None:
