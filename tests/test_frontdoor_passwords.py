@@ -246,6 +246,14 @@ def test_a_password_is_not_in_what_debuggers_show() -> None:
     assert not _told(repr(Address.parse(f"mqtt://me:{ONE}@h")))
 
 
+@pytest.mark.parametrize("wrong", ["/", "?", "#", " ", "\t", "\n", "\x7f"])
+def test_no_broker_is_read_with_what_may_end_a_user_or_a_password(wrong: str) -> None:
+    """It would be looked up, and waited for, instead of being refused at once."""
+    for url in (f"mqtt://me:{ONE}{wrong}{TWO}@h", f"mqtt://{ONE}{wrong}{TWO}@h"):
+        with pytest.raises(UsageError, match=r"as %XX, got [0-9]+ characters"):
+            Address.parse(url)
+
+
 def test_what_is_read_is_what_was_meant() -> None:
     """The strict pattern takes what the URL's standard allows, and people write."""
     assert Address.parse("mqtt://me@corp:p@ss:word@H.example") == Address(
