@@ -1,10 +1,17 @@
 """The server: rounds, durable store and the embedded broker.
 
 What is exported here is pure: values in, values out, no sockets and no files. A simulation drives the same code. The
-server around it is `aggregator.server`, its commands are in `aggregator.cli`.
+server around it is `protofleet.aggregator.server.server`, its commands are in
+`protofleet.aggregator.commands.aggregate_cli`.
 """
 
-from aggregator.rounds import Policy, Rounds, plan
-from aggregator.state import next_global
+if __name__ != "protofleet.aggregator":
+    raise ImportError(
+        "expected import protofleet.aggregator, got import aggregator, try the full name", name="aggregator"
+    )
+
+
+from protofleet.aggregator.merging.next_global import next_global
+from protofleet.aggregator.rounds.round_machine import Policy, Rounds, plan
 
 __all__ = ["Policy", "Rounds", "next_global", "plan"]

@@ -1,11 +1,16 @@
-"""Ground floor: everything that a device and an aggregator must agree on.
+"""The ground floor: everything that a device and an aggregator must agree on.
 
-Methods, statistics, the bundle, the wire, and the MQTT link that both ends use. Needs numpy, cbor2, msgspec,
-safetensors and paho-mqtt; ONNX Runtime only where `contract.runtime` is imported; never torch.
+It holds the methods, the statistics, the bundle, the wire, and the MQTT link of both ends. It needs numpy, cbor2,
+msgspec, safetensors and paho-mqtt. It needs ONNX Runtime only where `protofleet.contract.bundle.onnx_runtime` is
+imported. It never needs torch.
 
-Importing it switches off what other libraries report by themselves (`contract/telemetry.py`).
+Importing the package switches off what other libraries report by themselves (`contract/console/telemetry.py`).
 """
 
-from contract.telemetry import switch_off
+if __name__ != "protofleet.contract":
+    raise ImportError("expected import protofleet.contract, got import contract, try the full name", name="contract")
+
+
+from protofleet.contract.console.telemetry import switch_off
 
 switch_off()

@@ -1,13 +1,14 @@
-"""How far a device's newest photos lie from what it had before, as it tells the fleet: three numbers of its status.
+"""How far a device's newest photos differ from its earlier ones, as the device reports it: three numbers of its status.
 
-A device measures them over the photos that came since it last did (`edge_client/drift.py`), never over fewer than
-`LEAST`, so that no photo is told of by itself. The reference is the device's own: the class means of its earlier photos
-in the features of the bundle's initial weights, which nothing changes, so that figures of years can be compared.
+A device measures them over the photos that came since its last measurement (`edge_client/device/drift_watch.py`). There
+are never fewer than `LEAST`, so no single photo is reported. The reference is the device's own: the class means of its
+earlier photos, in the features of the bundle's initial weights. These never change, so figures of different years can
+be compared.
 
-- `samples`: how many photos;
-- `distance`: the mean squared distance to the nearest of these means, in units of the photos' usual one; about 1 where
-  nothing has changed, and at most `FARTHEST`, since farther photos count as so far;
-- `unlike`: the share of photos that are more than twice the usual distance away: such as `predict` calls *unknown*.
+- `samples`: the number of photos;
+- `distance`: the mean squared distance to the nearest of these means, in units of the usual distance of the photos. It
+  is about 1 where nothing has changed, and at most `FARTHEST`, because a larger distance counts as that;
+- `unlike`: the share of photos that are more than twice the usual distance away. `predict` calls such photos *unknown*.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Drift:
 
 
 def read_drift(metrics: Mapping[str, float], *, max_samples: int) -> Drift | None:
-    """What a status says; None where it says nothing, or what cannot be true: whoever writes one may write anything."""
+    """The drift in a status; None where there is none, or where its numbers cannot be true."""
     samples, unlike, distance = (metrics.get(_PREFIX + name, math.nan) for name in ("samples", "unlike", "distance"))
     if not (samples.is_integer() and LEAST <= samples <= max_samples):
         return None

@@ -7,22 +7,22 @@
     ├── ExportError     a backbone cannot be turned into a bundle
     │   └── DownloadError   pretrained weights cannot be fetched
     ├── MethodError     unknown method, hyper-parameter out of range
-    │   └── DivergedError   local training came to numbers that are none
+    │   └── DivergedError   local training gave numbers that are not finite
     ├── WorkerError     processes or machines that the lab computes on are lost, or do not answer
-    ├── StatisticError  a statistic's arrays are not what the mathematics needs
+    ├── StatisticError  the arrays of a statistic are not valid
     ├── WireError       a received message is not one of ours
-    │   └── SignatureError  it is not signed by whom it should be
+    │   └── SignatureError  the message has no valid signature of the right key
     ├── PrivacyError    something has left a device that the ε of its owner's policy does not cover
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
-    │   └── SecondProcessError  another process was there first under this device's id
+    │   └── SecondProcessError  another process already runs under this device's id
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         ├── InUseError      another process runs on the file
-        └── StoreLostError  the server that has it is not there, or not any more
-            ├── StoreAwayError  no server answers, or it lets nobody in yet
+        └── StoreLostError  the server of the store cannot be reached, or not any more
+            ├── StoreAwayError  no server answers, or it accepts no connection yet
             └── LedError        another process leads now on the same store
 
-Each says what was expected, what came instead and what to do next. The front door prints that as one line;
-library code never prints and never exits.
+Each error says what was expected, what came instead, and what to do next. The command line prints that as one line.
+Library code never prints and never exits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from contract.terminal import printable, without_password
+from protofleet.contract.printable import printable, without_password
 
 __all__ = [
     "BundleError",
@@ -115,7 +115,7 @@ class MethodError(ProtofleetError):
 
 
 class DivergedError(MethodError):
-    """Local training came to numbers that are none: the round has no result."""
+    """Local training gave numbers that are not finite: the round has no result."""
 
     exit_code = 1
 
@@ -139,10 +139,10 @@ class WireError(ProtofleetError, ValueError):
 
 
 class SignatureError(WireError):
-    """A message is not signed by whom it should be: by nobody, by another key, or for another topic.
+    """A message has no valid signature of the right key: it has none, or one of another key or for another topic.
 
     Attributes:
-        known: whether it names a key that is trusted here.
+        known: whether the message names a key that is trusted here.
     """
 
     def __init__(self, message: str, *, expected: object, got: object, known: bool = False) -> None:
@@ -159,7 +159,7 @@ class LinkError(ProtofleetError):
 
 
 class SecondProcessError(LinkError):
-    """Another process was there first under this device's id. Another start does not mend that."""
+    """Another process already runs under this device's id. Starting again does not help."""
 
     exit_code = 2
 
@@ -173,15 +173,15 @@ class InUseError(StoreError):
 
 
 class StoreLostError(StoreError):
-    """The server that has a store is not there, or not any more: it may be in a minute."""
+    """The server of a store cannot be reached, or not any more. It may be back in a minute."""
 
 
 class StoreAwayError(StoreLostError):
-    """No server answers where a store should be, or it starts, stops or recovers, and lets nobody in yet."""
+    """No server answers where a store should be, or it starts, stops or recovers and accepts no connection yet."""
 
 
 class LedError(StoreLostError):
-    """Another process leads now on the same store: nothing that this one believes may be written or said."""
+    """Another process leads now on the same store: this process may write and publish nothing of its own state."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
-"""The command that adds an extra to the installation that runs: the one hint of whatever misses a package.
+"""The command that adds an extra to the running installation: the hint of every error about a missing package.
 
-Where Protofleet came from decides what to install: its code lies in a checkout, or pip has kept the address that it
-was installed from (`direct_url.json`, PEP 610), or it came by its name from a package index. In a checkout the versions
-are named that it was tested with, `constraints.txt`.
+What to install depends on where Protofleet came from:
+
+- its code lies in a checkout: the checkout, with the versions that it was tested with (`constraints.txt`);
+- pip has kept the address that it was installed from (`direct_url.json`, PEP 610): that address;
+- it came by its name from a package index: that name.
 """
 
 from __future__ import annotations
@@ -26,23 +28,23 @@ def install_command(extra: str, *options: str) -> str:
         extra: of `pyproject.toml`; empty for the base install.
         options: of `pip install`.
     """
-    words = [_shown(Path(sys.executable)), "-m", "pip", "install", *options, *_what(f"[{extra}]" if extra else "")]
-    return shlex.join(words)
+    requirements = _requirements(f"[{extra}]" if extra else "")
+    return shlex.join([_shown(Path(sys.executable)), "-m", "pip", "install", *options, *requirements])
 
 
-def _what(extra: str) -> list[str]:
-    """What pip is to install; `extra` in its brackets."""
-    checkout = Path(__file__).absolute().parent.parent
+def _requirements(extra: str) -> list[str]:
+    """The arguments of `pip install`: constraints, and what to install. `extra` has its brackets."""
+    checkout = Path(__file__).absolute().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return [*_constraints(checkout, extra), "-e", f"{_as_a_path(checkout)}{extra}"]
-    came = _came_from()
-    url = str(came.get("url", ""))
+    origin = _origin()
+    url = str(origin.get("url", ""))
     if not url:
         return [f"{_NAME}{extra}"]
-    if url.startswith("file:") and "vcs_info" not in came:
+    if url.startswith("file:") and "vcs_info" not in origin:
         path = Path(unquote(urlsplit(url).path))  # a folder, or a wheel
         return [*_constraints(path, extra), f"{_as_a_path(path)}{extra}"]
-    vcs = came.get("vcs_info", {})
+    vcs = origin.get("vcs_info", {})
     address = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
     return [f"{_NAME}{extra} @ {address}"]
 
@@ -61,18 +63,18 @@ def _shown(path: Path) -> str:
 
 
 def _as_a_path(path: Path) -> str:
-    """The same, told from a name of the package index: pip takes a word without a slash or a dot for one."""
+    """The path with a slash or a dot in it: pip takes a word without both for a name of the package index."""
     shown = _shown(path)
     return shown if shown.startswith((".", "/")) else f"./{shown}"
 
 
-def _came_from() -> dict[str, Any]:
-    """What pip has kept of where it installed Protofleet from; empty where it came from an index, or is not known."""
+def _origin() -> dict[str, Any]:
+    """Pip's record of where Protofleet was installed from; empty where that is an index, or not known."""
     import json  # here and not above: a device needs neither while all is well
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        found = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
+        record = json.loads(distribution(_NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from contract.errors import ProtofleetError
-from lab.data.datasets import load_dataset
+from protofleet.contract.errors import ProtofleetError
+from protofleet.lab.data.datasets import load_dataset
 
 HELD = {
     "kitchen": ("bag", "boot", "dress"),

@@ -1,8 +1,16 @@
 """A torch backbone and a method's objective become a bundle of plain ONNX graphs.
 
-The way through the room, in order: `backbones` and `weights` make the network; `objectives` says what a step
-minimises and `step` turns both into a pure function; `trace` records it; `translate` and its `translate_*` tables
-write it as ONNX nodes with `graph`; `features` does the same for inference, by `torch_exporter` where the table lacks
-an operator, and `placement` says where its weights lie; `verify` compares the result with torch; `build` ties
-them together and `cli` is `protofleet export`. Import the modules themselves: they load torch.
+The data flow through this room:
+
+1. `backbones` builds the network and loads its weights.
+2. `objectives` says what a training step minimises; `steps` makes a pure function of the network and the objective.
+3. `operators` records the function and translates it to ONNX nodes, with the help of `graphs` and `modules`.
+4. `bundles` does the same for inference. It uses torch's exporter where the table has no entry for an operator.
+5. `verify` compares the graphs with torch.
+6. `bundles/build.py` joins all steps; `cli` is the command `protofleet export`.
+
+Import the modules themselves: they load torch.
 """
+
+if __name__ != "protofleet.export":
+    raise ImportError("expected import protofleet.export, got import export, try the full name", name="export")

@@ -1,7 +1,8 @@
-"""`protofleet export`: options in, one bundle out.
+"""The command `protofleet export`: options in, one bundle out.
 
-Turns the option texts into values, calls `build_bundle` with a line of progress per stage on standard error, and
-sums up: size, feature width, parameters, how far the graphs are from torch, and how long it took.
+1. It turns the texts of the options into values.
+2. It calls `build_bundle`, with a line of progress for each stage on standard error.
+3. It prints a summary: size, feature width, parameters, how far the graphs are from torch, and the time it took.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from contract.bundle import Manifest
-from contract.errors import UsageError, near_names
-from contract.interrupt import interruptible
-from contract.methods import METHOD_HELP, Head
-from contract.methods import method as known_method
-from contract.signing_keys import read_private_key
-from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
-from export.backbone_names import check_backbone_name, check_weights_name
-from export.class_names import check_names
-from export.extend import Extension, extend_bundle
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.console.interrupt import interruptible
+from protofleet.contract.console.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.identity.signing_keys import read_private_key
+from protofleet.contract.methods import METHOD_HELP, Head
+from protofleet.contract.methods import method as known_method
+from protofleet.export.backbones.backbone_names import check_backbone_name, check_weights_name
+from protofleet.export.bundles.class_names import check_names
+from protofleet.export.bundles.extend import Extension, extend_bundle
 
 __all__ = ["export_command", "read_shape"]
 
@@ -85,8 +86,8 @@ def export_command(
             "private_key": None if sign is None else read_private_key(sign),
         }
         with interruptible():
-            made = extend_bundle(extend, _added(classes), _writable(out), **versioned)  # type: ignore[arg-type]
-        _tell_extension(made, extend, console)
+            extension = extend_bundle(extend, _added(classes), _writable(out), **versioned)  # type: ignore[arg-type]
+        _tell_extension(extension, extend, console)
         return
     if backbone is None or method is None:
         missing = "--backbone" if backbone is None else "--method"
@@ -117,7 +118,9 @@ def export_command(
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console.print("loading torch", style="dim")
-    from export.build import build_bundle  # torch takes seconds; wrong options are answered before it loads
+    from protofleet.export.bundles.build import (
+        build_bundle,  # torch takes seconds; wrong options are answered before it loads
+    )
 
     with interruptible():  # a half-written bundle is removed
         exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
@@ -149,13 +152,14 @@ def _added(text: str) -> list[str]:
     return [name[1:].strip() for name in names]
 
 
-def _tell_extension(made: Extension, old: str, console: Console) -> None:
-    m = made.manifest
+def _tell_extension(extension: Extension, old: str, console: Console) -> None:
+    m = extension.manifest
     table = Table.grid(padding=(0, 2))
-    first = m.extended[made.extended]
+    first = m.extended[extension.extended]
+    path = extension.path
     rows = {
-        "bundle": f"{made.path}  {made.path.stat().st_size / 1e6:.2f} MB  sha256 {made.sha256.hex()[:12]}…",
-        "extends": f"{old}  sha256 {made.extended.hex()[:12]}…",
+        "bundle": f"{path}  {path.stat().st_size / 1e6:.2f} MB  sha256 {extension.sha256.hex()[:12]}…",
+        "extends": f"{old}  sha256 {extension.extended.hex()[:12]}…",
         "extractor": f"{m.extractor[:12]}… of both",
         "classes": f"{m.classes}: the first {first} as they were, then {', '.join(m.labels[first:])}",
         "version": f"{m.version}",
@@ -163,12 +167,12 @@ def _tell_extension(made: Extension, old: str, console: Console) -> None:
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
     console.print(table)
-    if made.unsigned:
+    if extension.unsigned:
         console.print(f"[yellow]note[/yellow]: {escape(old)} is signed and this one is not: --sign KEY signs it")
 
 
 def _summarise(exported, console: Console, verbose: bool) -> None:  # type: ignore[no-untyped-def]
-    manifest, found = exported.manifest, exported.agreement
+    manifest, agreement = exported.manifest, exported.agreement
     if exported.ignored:
         shown = exported.ignored if verbose else exported.ignored[:4]
         names = ", ".join(shown) + (", …" if len(exported.ignored) > len(shown) else "")
@@ -182,8 +186,8 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
         "parameters": f"{manifest.parameter_count:,}",
         "training step": _step_in_words(manifest) if "train_step" in exported.seconds else "none: nothing is trained",
         **({"switched off": ", ".join(exported.switched_off)} if exported.switched_off else {}),
-        "against torch": f"worst relative difference {found.error:.1e} ({found.tensor}; torch's own rounding "
-        f"{found.torch_error:.1e})",
+        "against torch": f"worst relative difference {agreement.error:.1e} ({agreement.tensor}; torch's own rounding "
+        f"{agreement.torch_error:.1e})",
         "seconds": f"{sum(exported.seconds.values()):.1f}",
         **({f"  {step}": f"{seconds:.2f}" for step, seconds in exported.seconds.items()} if verbose else {}),
     }
@@ -196,8 +200,8 @@ def _step_in_words(manifest: Manifest) -> str:
     parts = f", or {manifest.micro_batch} at a time" if manifest.micro_batch else ""
     if not manifest.cut:
         return f"batch {manifest.batch}{parts}"
-    kept = f"activations of a photo {manifest.activation_bytes / 1e3:,.1f} kB"
-    return f"batch {manifest.batch}{parts}, the tail alone; {kept}, computed once"
+    activations = f"activations of a photo {manifest.activation_bytes / 1e3:,.1f} kB"
+    return f"batch {manifest.batch}{parts}, the tail alone; {activations}, computed once"
 
 
 def _labels(text: str) -> list[str]:

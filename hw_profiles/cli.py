@@ -9,22 +9,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from contract.errors import UsageError
-from contract.json_output import JSON_HELP, beside, write_json, write_text
-from contract.methods import LOAD_HELP, load_method
-from contract.tables import show_table
-from hw_profiles.accelerator.round_cost import Setting
-from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
-from hw_profiles.accelerator.simulate import Array
-from hw_profiles.devices.schema import Device, find_device, load_devices
-from hw_profiles.memory.liveness import batch_text
-from hw_profiles.reports.cost_page import cost_page
-from hw_profiles.reports.cost_report import cost_report, step_cost
-from hw_profiles.reports.page import check_pages
-from hw_profiles.reports.subject import load_subject
-from hw_profiles.units import size, time_text
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.errors import UsageError
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
+from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.hw_profiles.accelerator.round_cost import Setting
+from protofleet.hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
+from protofleet.hw_profiles.accelerator.simulate import array_of
+from protofleet.hw_profiles.devices.schema import find_device, load_devices
+from protofleet.hw_profiles.memory.liveness import batch_text
+from protofleet.hw_profiles.reports.cost_page import cost_page
+from protofleet.hw_profiles.reports.cost_report import cost_report, step_cost
+from protofleet.hw_profiles.reports.page import check_pages
+from protofleet.hw_profiles.reports.subject import load_subject
+from protofleet.hw_profiles.units import size, time_text
 
-__all__ = ["array_of", "cost_command"]
+__all__ = ["cost_command"]
 
 
 def cost_command(
@@ -73,32 +73,6 @@ def cost_command(
     _show(report, beside(json_file))
 
 
-def array_of(device: Device, **choices: str) -> Array:
-    """The accelerator that a device file describes.
-
-    Raises:
-        UsageError: the device has no systolic array, or a choice is unknown.
-    """
-    systolic = device.systolic
-    if systolic is None:
-        raise UsageError(
-            f"device {device.name}",
-            expected="one with a systolic array",
-            got=" and ".join(device.processors),
-            hint=f"protofleet profile F.bundle --devices {device.name}",
-        )
-    return Array(
-        rows=systolic.rows,
-        cols=systolic.cols,
-        mhz=systolic.clock_mhz,
-        lanes=systolic.special_lanes,
-        dram_bytes_per_s=systolic.memory_gb_s * 1e9,
-        sram_bytes=systolic.sram_bits // 8,
-        dsps=systolic.dsp_slices or 0,
-        **choices,  # type: ignore[arg-type]
-    )
-
-
 def _show(report: dict[str, Any], console: Console) -> None:
     subject, inference, array = report["subject"], report["inference"], report["array"]
     console.print(
@@ -143,15 +117,15 @@ _METHOD_COLUMNS = (
 
 
 def _method_rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    found = []
+    rows = []
     for row in report["methods"]:
         phases = [time_text(row["phases_ms"][p]) for p in ("forward", "input_gradient", "weight_gradient", "update")]
         saved = [f"{row['saved_percent'][k]:.2f} %" for k in ("latency", "memory")]
         figures = (time_text(row["step_ms"]), *phases, time_text(1e3 * row["round_s"]))
-        found.append(
+        rows.append(
             (row["method"], row["head"], *figures, size(row["memory"]["peak_bytes"]), size(row["uplink_bytes"]), *saved)
         )
-    return found
+    return rows
 
 
 def _show_claims(report: dict[str, Any], console: Console) -> None:

@@ -1,10 +1,14 @@
 """Energy of a computation: the board's power while it computes, times how long it takes.
 
-A board's power is a range (its modes, its spread over networks), and so is a predicted time; the energy's low is low
-power for the short time, its high the other way, and its middle the geometric mean of the powers times the prediction.
-On a Raspberry Pi 4 the measured range is narrow (6.3 to 7.2 W in fp32, 7.0 to 7.5 W in int8), which is why power times
-time is a good first model there; on boards whose data sheet only gives modes it is an order of magnitude. What the
-board draws while it waits is not in it. See docs/hardware.md.
+A board's power is a range (its modes, its spread over networks), and so is a predicted time:
+
+    low       low power times the short time
+    high      high power times the long time
+    middle    the geometric mean of the powers times the predicted time
+
+On a Raspberry Pi 4 the measured range is narrow (6.3 to 7.2 W in fp32, 7.0 to 7.5 W in int8). There, power times time
+is a good first model. On boards whose data sheet only gives modes it is an order of magnitude. The power while the
+board waits is not included. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.devices.schema import Device
 
 __all__ = ["Energy", "energy"]
 

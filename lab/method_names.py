@@ -1,7 +1,7 @@
-"""The names of what the lab can run, found without loading torch, so that a wrong one is answered at once.
+"""The names of everything that the lab can run, found without loading torch. So a wrong name is refused at once.
 
-What `lab/algorithms/` holds is read from its files, not imported: an algorithm is a class over `Algorithm`, over
-however many others, whose body gives it a `name`.
+The files of `lab/algorithms/` are read, not imported. An algorithm is a direct or indirect subclass of `Algorithm`
+whose body sets `name`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from contract.errors import UsageError, near_names
-from contract.methods import METHODS, Method, load_method, method
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.methods import METHODS, Method, load_method, method
 
 __all__ = ["LOCAL", "algorithm_names", "check_method_name", "usual_rounds"]
 
@@ -19,10 +19,10 @@ _FOLDER = Path(__file__).parent / "algorithms"
 
 
 def check_method_name(name: str, option: str = "--method") -> str:
-    """The name of a method that the lab can run; one of your own, `package.module:Class`, is loaded, and has its own.
+    """Check the name of a method for the lab. A method of your own, `package.module:Class`, is loaded.
 
     Args:
-        option: what the error names.
+        option: the option that an error names.
 
     Raises:
         UsageError: there is no such method.
@@ -37,30 +37,30 @@ def check_method_name(name: str, option: str = "--method") -> str:
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """The names of `lab.algorithms.ALGORITHMS`."""
+    """The names of `protofleet.lab.algorithms.ALGORITHMS`."""
     bases: dict[str, list[str]] = {}
     named: dict[str, str | None] = {}
     for path in sorted(_FOLDER.glob("*.py")):
-        for each in ast.parse(path.read_bytes()).body:
-            if isinstance(each, ast.ClassDef):
-                bases[each.name] = [base.id for base in each.bases if isinstance(base, ast.Name)]
-                named[each.name] = _name_of(each)
+        for node in ast.parse(path.read_bytes()).body:
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                named[node.name] = _name_of(node)
 
     def is_algorithm(name: str) -> bool:
         return name == "Algorithm" or any(map(is_algorithm, bases.get(name, ())))
 
-    return tuple(name for of, name in named.items() if name is not None and is_algorithm(of))
+    return tuple(name for class_name, name in named.items() if name is not None and is_algorithm(class_name))
 
 
-def _name_of(found: ast.ClassDef) -> str | None:
-    """What the class's body gives as its `name`."""
-    for line in found.body:
+def _name_of(definition: ast.ClassDef) -> str | None:
+    """The value of `name` in the class's body; None without one."""
+    for line in definition.body:
         targets = line.targets if isinstance(line, ast.Assign) else []
-        if any(isinstance(each, ast.Name) and each.id == "name" for each in targets):
+        if any(isinstance(target, ast.Name) and target.id == "name" for target in targets):
             return str(ast.literal_eval(line.value))  # type: ignore[attr-defined]
     return None
 
 
 def usual_rounds(name: str) -> int:
-    """How many rounds a federation of this method has when a person names none: 1 where it trains nothing."""
+    """The default number of rounds of a method: 1 where it trains nothing."""
     return method(name).rounds if ":" in name or name in METHODS else Method.rounds

@@ -1,4 +1,4 @@
-"""A run's settings as a TOML file: read in, under what the command line says, and written out with every default.
+"""A run's settings as a TOML file. The command line overrides them when read, and every default is written.
 
     method = "fedproto"            the names of a table's settings (`lab/paper_tables/config.py`), and
     data   = "fashion_mnist_subset"   data, seed, input
@@ -6,7 +6,7 @@
     [hyper]
     lr = 0.02
 
-What `resolved_text` writes is a whole run: read in again it gives the same experiment.
+`resolved_text` writes all settings of a run. Read again they give the same experiment.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from contract.errors import UsageError
-from export.backbone_names import check_weights_name
-from export.cli import read_shape
-from lab.data.shift import check_shift
-from lab.method_names import usual_rounds
-from lab.paper_tables.config import Settings
+from protofleet.contract.errors import UsageError
+from protofleet.export.backbones.backbone_names import check_weights_name
+from protofleet.export.cli import read_shape
+from protofleet.lab.data.shift import check_shift
+from protofleet.lab.method_names import usual_rounds
+from protofleet.lab.paper_tables.config import Settings
 
 if TYPE_CHECKING:
-    from lab.engine.experiment import Experiment
+    from protofleet.lab.engine.experiment import Experiment
 
 __all__ = ["RunSettings", "experiment_of", "read_settings", "resolved_text"]
 
@@ -38,7 +38,7 @@ _COURSE = ("rounds", "fraction", "evaluate_every")
 
 
 class RunSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A table's settings, and what one run has beside; `input` as HxWxc."""
+    """A table's settings and those of a single run. `input` is HxWxc."""
 
     data: str | None = None
     seed: int | None = None
@@ -59,18 +59,18 @@ def read_settings(path: Path) -> RunSettings:
         raise UsageError(f"--settings {path}", expected="settings of a run", got=error) from None
 
 
-def experiment_of(given: Mapping[str, Any], said: Collection[str]) -> Experiment:
-    """The experiment of `lab run`: what the command line says, over the file of --settings, over the options' defaults.
+def experiment_of(given: Mapping[str, Any], explicit: Collection[str]) -> Experiment:
+    """The experiment of `lab run`. The command line overrides the file of --settings, which overrides the defaults.
 
     Args:
         given: every option's value by its name.
-        said: the options that the command line names.
+        explicit: the options that the command line names.
 
     Raises:
         UsageError, MethodError: a setting is wrong, or they do not fit together.
     """
     file = read_settings(given["settings"]) if given["settings"] is not None else RunSettings()
-    settled = _options(given, said).over(file).over(_options(given, set(given) - set(said)))
+    settled = _options(given, explicit).over(file).over(_options(given, set(given) - set(explicit)))
     assert isinstance(settled, RunSettings)
     settled.check_names()  # before torch is loaded, which takes seconds
     shape = None if settled.input is None else read_shape(settled.input)
@@ -81,50 +81,50 @@ def experiment_of(given: Mapping[str, Any], said: Collection[str]) -> Experiment
     if settled.partition == "source" and "+" not in (settled.data or ""):
         raise UsageError("--partition source", expected="several data sets", got=settled.data, hint="--data A+B")
     rounds = usual_rounds(settled.method or "") if settled.rounds is None else settled.rounds
-    settled = msgspec.structs.replace(settled, rounds=rounds, closings=_closings(given, said, file, settled))
+    settled = msgspec.structs.replace(settled, rounds=rounds, closings=_closings(given, explicit, file, settled))
     if (settled.evaluate_every or 0) < 1:
         raise UsageError("--evaluate-every", expected="1 or more", got=settled.evaluate_every)
-    found = settled.experiment(settled.data or "", settled.seed or 0)
-    course = replace(found.course, rounds=rounds)
-    return replace(found, course=course, input_shape=shape, save_weights=given["save_weights"])
+    experiment = settled.experiment(settled.data or "", settled.seed or 0)
+    course = replace(experiment.course, rounds=rounds)
+    return replace(experiment, course=course, input_shape=shape, save_weights=given["save_weights"])
 
 
 def _options(given: Mapping[str, Any], names: Collection[str]) -> RunSettings:
     """These options as settings."""
     named = {_NAMES.get(name, name): given[name] for name in names}
-    found = {name: value for name, value in named.items() if name in RunSettings.__struct_fields__}
-    if found.get("backbone") is not None:
-        several = tuple(name.strip() for name in found["backbone"].split(","))
-        found |= {"backbone": several[0], "backbones": several if len(several) > 1 else ()}
-    found |= {"personal": tuple(found["personal"])} if found.get("personal") else {"personal": None}
-    found |= {"weights": str(found["weights"])} if found.get("weights") else {}
-    found["hyper"] = _hyper(given["set"] or []) if "set" in names else {}
-    return RunSettings(**found)
+    settings = {name: value for name, value in named.items() if name in RunSettings.__struct_fields__}
+    if settings.get("backbone") is not None:
+        several = tuple(name.strip() for name in settings["backbone"].split(","))
+        settings |= {"backbone": several[0], "backbones": several if len(several) > 1 else ()}
+    settings |= {"personal": tuple(settings["personal"])} if settings.get("personal") else {"personal": None}
+    settings |= {"weights": str(settings["weights"])} if settings.get("weights") else {}
+    settings["hyper"] = _hyper(given["set"] or []) if "set" in names else {}
+    return RunSettings(**settings)
 
 
 def _closings(
-    given: Mapping[str, Any], said: Collection[str], file: RunSettings, settled: RunSettings
+    given: Mapping[str, Any], explicit: Collection[str], file: RunSettings, settled: RunSettings
 ) -> tuple[str, ...]:
-    """FFC unless there are several backbones or something else is said; CCVR where it is asked for."""
-    found = list(file.closings if file.closings is not None else () if settled.backbones else ("ffc",))
-    if "calibrate" in said and given["calibrate"] is not None:
-        found = [*(name for name in found if name != "ffc"), *(["ffc"] if given["calibrate"] else [])]
-    return tuple(dict.fromkeys([*found, *(["ccvr"] if given["ccvr"] else [])]))
+    """The closings: FFC by default, except with several backbones, and CCVR on request."""
+    closings = list(file.closings if file.closings is not None else () if settled.backbones else ("ffc",))
+    if "calibrate" in explicit and given["calibrate"] is not None:
+        closings = [*(name for name in closings if name != "ffc"), *(["ffc"] if given["calibrate"] else [])]
+    return tuple(dict.fromkeys([*closings, *(["ccvr"] if given["ccvr"] else [])]))
 
 
 def _hyper(given: Sequence[str]) -> dict[str, int | float | str]:
-    found: dict[str, int | float | str] = {}
+    hyper: dict[str, int | float | str] = {}
     for entry in given:
         name, equals, value = entry.partition("=")
         if not equals or not name:
             raise UsageError("--set", expected="KEY=VALUE", got=entry, hint="--set lr=0.02")
-        found[name.strip()] = value.strip()
-    return found
+        hyper[name.strip()] = value.strip()
+    return hyper
 
 
 def resolved_text(experiment: Experiment) -> str:
-    """Everything that the experiment is run with, as TOML."""
-    from lab.algorithms import ALGORITHMS
+    """All settings of the experiment as TOML."""
+    from protofleet.lab.algorithms import ALGORITHMS
 
     resolved, shape, measures = experiment.resolved(), experiment.input_shape, asdict(experiment.measures)
     closings = [*experiment.measures.closings, *(["ffc"] if experiment.course.calibrate else [])]

@@ -6,8 +6,8 @@
     done = device.run(log=print)
     print(protofleet.Predictor("state/")(images).labels)
 
-`docs/library.md` shows each name in five lines. These names are the public surface; the rooms behind it may change.
-Each is loaded when it is first used, so that `import protofleet` costs nothing, and a device never loads torch.
+`docs/library.md` shows each name in five lines. Only these names are public. The rooms behind them may change.
+A name is loaded when it is first used. So `import protofleet` costs nothing, and a device never loads torch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aggregator.events import Event
-    from contract.bundle import Bundle
-    from contract.errors import ProtofleetError
-    from lab.engine.deployed import RoundRecord
-    from protofleet.aggregator import Aggregator
-    from protofleet.device import Device
-    from protofleet.predictor import Predictor
-    from protofleet.publisher import Publisher
-    from protofleet.simulation import simulate
+    from protofleet.aggregator.monitoring.events import Event
+    from protofleet.contract.bundle.bundle_file import Bundle
+    from protofleet.contract.errors import ProtofleetError
+    from protofleet.lab.engine.deployed import RoundRecord
+    from protofleet.library.aggregator import Aggregator
+    from protofleet.library.device import Device
+    from protofleet.library.predictor import Predictor
+    from protofleet.library.publisher import Publisher
+    from protofleet.library.simulation import simulate
     from protofleet.versions import __version__
 
-    from contract.bundle import read_bundle as load_bundle  # isort: skip
+    from protofleet.contract.bundle.bundle_file import read_bundle as load_bundle  # isort: skip
 
 __all__ = [
     "Aggregator",
@@ -44,17 +44,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Aggregator": "protofleet.aggregator",
-    "Bundle": "contract.bundle",
-    "Device": "protofleet.device",
-    "Event": "aggregator.events",
-    "Predictor": "protofleet.predictor",
-    "ProtofleetError": "contract.errors",
-    "Publisher": "protofleet.publisher",
-    "RoundRecord": "lab.engine.deployed",
+    "Aggregator": "protofleet.library.aggregator",
+    "Bundle": "protofleet.contract.bundle.bundle_file",
+    "Device": "protofleet.library.device",
+    "Event": "protofleet.aggregator.monitoring.events",
+    "Predictor": "protofleet.library.predictor",
+    "ProtofleetError": "protofleet.contract.errors",
+    "Publisher": "protofleet.library.publisher",
+    "RoundRecord": "protofleet.lab.engine.deployed",
     "__version__": "protofleet.versions",
-    "load_bundle": "contract.bundle:read_bundle",
-    "simulate": "protofleet.simulation",
+    "load_bundle": "protofleet.contract.bundle.bundle_file:read_bundle",
+    "simulate": "protofleet.library.simulation",
 }
 
 

@@ -1,10 +1,10 @@
 """`python -m protofleet`: the same as the command."""
-# ruff: noqa: E402  Ctrl-C is settled before anything else is loaded
+# ruff: noqa: E402  Ctrl-C is decided before anything else is loaded
 
 import signal
 import sys
 
-from contract.interrupt import hold_back, leave_at_once
+from protofleet.contract.console.interrupt import hold_back, leave_at_once
 
 leave_at_once()
 if sys.argv[1:2] == ["client"]:

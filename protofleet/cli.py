@@ -1,8 +1,8 @@
 """The front door: the `protofleet` command.
 
-It knows each room's commands by name and imports a room only when its command is called, so that `protofleet client`
-on a 512 MB board never loads what `protofleet export` needs. Every error that Protofleet raises on purpose leaves
-here as one line on standard error, with its exit code; a traceback is a bug.
+It knows each room's commands by name. It imports a room only when a command of that room is called, so `protofleet
+client` on a 512 MB board never loads what `protofleet export` needs. Every error that Protofleet raises on purpose
+becomes one line on standard error here, with its exit code. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from contract.interrupt import hold_back, leave_at_once
+from protofleet.contract.console.interrupt import hold_back, leave_at_once
 
 if __name__ == "__main__" or sys.argv[0].endswith("/protofleet"):  # not where it is imported as a library
     leave_at_once()
@@ -31,9 +31,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from contract.errors import ProtofleetError, StoreError, UsageError, near_names
-from contract.extras import install_command
-from contract.terminal import keep_printable, undisclosed, undisclosed_if_url
+from protofleet.contract.errors import ProtofleetError, StoreError, UsageError, near_names
+from protofleet.contract.extras import install_command
+from protofleet.contract.printable import keep_printable, undisclosed, undisclosed_if_url
 from protofleet.versions import __version__
 
 __all__ = ["COMMANDS", "main"]
@@ -49,7 +49,11 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("lab.cli:demo_command", "demo", "A fleet names what none of its devices could, on real images."),
+    "demo": Command(
+        "protofleet.lab.commands.lab_cli:demo_command",
+        "demo",
+        "A fleet names what none of its devices could, on real images.",
+    ),
     "export": Command(
         "protofleet.commands.export:export_command", "export", "Turn a backbone and a method into one bundle file."
     ),
@@ -60,24 +64,40 @@ COMMANDS = {
     "advise": Command(
         "protofleet.commands.advise:advise_command", None, "Measure on your photos which way gives what for its bytes."
     ),
-    "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
-    "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
-    "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "cost": Command("protofleet.hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
+    "broker": Command(
+        "protofleet.aggregator.commands.aggregate_cli:broker_command", "broker", "Run the embedded MQTT broker."
+    ),
+    "aggregate": Command(
+        "protofleet.aggregator.commands.aggregate_cli:aggregate_command",
+        None,
+        "Run rounds: announce, receive, commit, merge.",
+    ),
     "gateway": Command(
         "protofleet.gateway.cli:gateway_command", None, "Aggregate a site: its devices' sums go up as one contribution."
     ),
     "helper": Command(
-        "aggregator.helper.cli:helper_command", "security", "Open the sums of blinded rounds, for another party."
+        "protofleet.aggregator.helper.cli:helper_command",
+        "security",
+        "Open the sums of blinded rounds, for another party.",
     ),
     "forget": Command(
-        "aggregator.fleet_cli:forget_command", None, "Take a device out of what the fleet has learned, exactly."
+        "protofleet.aggregator.commands.fleet_cli:forget_command",
+        None,
+        "Take a device out of what the fleet has learned, exactly.",
     ),
     "fleet": Command(
-        "aggregator.fleet_keys_cli:fleet_app", None, "See a fleet's devices; invite, admit, pause; back up."
+        "protofleet.aggregator.commands.fleet_keys_cli:fleet_app",
+        None,
+        "See a fleet's devices; invite, admit, pause; back up.",
     ),
     "pki": Command("protofleet.commands.pki:pki_app", "security", "Certificates for a fleet, and the broker's files."),
-    "rollout": Command("aggregator.rollout_cli:rollout_command", None, "Roll a bundle out to devices in stages."),
-    "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "rollout": Command(
+        "protofleet.aggregator.commands.rollout_cli:rollout_command", None, "Roll a bundle out to devices in stages."
+    ),
+    "client": Command(
+        "protofleet.edge_client.run.cli:client_command", None, "Run one device: train, summarise, publish."
+    ),
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
     ),
@@ -91,14 +111,15 @@ COMMANDS = {
         None,
         "Whether machine, bundle, broker and disk serve.",
     ),
-    "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet on this machine with the deployed code."),
+    "lab": Command(
+        "protofleet.lab.commands.lab_cli:lab_app", "all", "Simulate a fleet on this machine with the deployed code."
+    ),
 }
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 _OF_THE_DEMO = ("iotcore", "jinja2")  # what the extra `demo` brings
-_ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,14 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refused_by_machine(error: OSError) -> StoreError:
-    """What no room looks for at each of its files, since it can happen at any: a disk that is full, or read-only."""
+    """The error for a full or a read-only disk. It can happen at any file, so no room checks for it."""
     where = error.filename if isinstance(error.filename, str) else "a file"
     got, hint = error.strerror, "freeing space, or another place"
     return StoreError(f"cannot write {where}", expected="a disk that takes it", got=got, hint=hint)
 
 
 def _barred(error: OSError) -> UsageError:
-    """A path that no room looks for: one that this user may not even look at, or that no file can have."""
+    """The error for a path that this user may not read, or that no file can have. No room checks for it."""
     return UsageError(f"cannot open {error.filename}", expected="a path that this user may open", got=error.strerror)
 
 
@@ -170,9 +191,11 @@ def _call(name: str, rest: list[str]) -> int:
 
 
 def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
-    """What the parser of the command line says, as what was expected and what came; a word that may be a URL, or a
-    piece of one that was not quoted, by its length."""
-    context, option, param = (getattr(error, at, None) for at in ("ctx", "option_name", "param"))
+    """The parser's error in our own form: what was expected, and what the user gave.
+
+    An argument that may be a URL, or an unquoted piece of one, is shown only by its length: it may hold a password.
+    """
+    context, option, param = (getattr(error, attribute, None) for attribute in ("ctx", "option_name", "param"))
     command = context.command_path if context is not None else f"protofleet {name}"
     commands, manual = getattr(context and context.command, "commands", {}), f"{command} --help"
     if hasattr(error, "possibilities"):
@@ -189,8 +212,8 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
         return UsageError(f"cannot read {barred[1]}", expected="a readable file", got="Permission denied", hint=hint)
     if param is not None:
         outside = re.search(r"should be ((greater|less) .+)", error.message)
-        words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
-        got = next((after for word, after in pairwise(words) if word in param.opts), "none")
+        parts = [part for item in rest for part in (item.split("=", 1) if item.startswith("--") else [item])]
+        got = next((value for name, value in pairwise(parts) if name in param.opts), "none")
         kind = re.search(r"valid \w+", error.message)
         label = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name
         expected = outside[1] if outside else f"a {kind[0] if kind else 'value'}"
@@ -198,11 +221,11 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
     if commands:
         near = near_names(rest[0], commands) if rest else " or ".join(commands)
         return UsageError(command, expected="a command", got=undisclosed_if_url(rest[0]) if rest else "none", hint=near)
-    said = error.format_message().rstrip(".")
-    if undisclosed_if_url(said) != said:
-        said, _, words = said.partition("(")
-        said += f"({undisclosed(words.rstrip(')'))})"
-    return UsageError(f"{command}: {said}", hint=manual)
+    message = error.format_message().rstrip(".")
+    if undisclosed_if_url(message) != message:
+        message, _, arguments = message.partition("(")
+        message += f"({undisclosed(arguments.rstrip(')'))})"
+    return UsageError(f"{command}: {message}", hint=manual)
 
 
 def _load(name: str) -> typer.Typer:
@@ -220,7 +243,7 @@ def _target(command: Command) -> Any:
 
 
 class _Interrupted(BaseException):
-    """Ctrl-C, by a name that Typer does not know: it would make of it an exit code without a word."""
+    """Ctrl-C as a class that Typer does not know. Of KeyboardInterrupt it would make an exit code without a message."""
 
 
 def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,11 +258,11 @@ def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _completion(option: str, rest: list[str]) -> int:
-    """Print the shell's completion script, or put it where the shell finds it. The shell is told, or it is $SHELL."""
+    """Print the shell's completion script, or install it. The shell is the first argument, or else $SHELL."""
     from typer.completion import Shells, get_completion_script, install
 
     shell = rest[0] if rest else os.environ.get("SHELL", "").rpartition("/")[2]
-    known = [each.value for each in Shells]
+    known = [entry.value for entry in Shells]
     if shell not in known:
         raise UsageError(option, expected="a shell", got=shell or "none", hint=near_names(shell, known))
     if option == "--show-completion":
@@ -255,7 +278,7 @@ def _completion(option: str, rest: list[str]) -> int:
 
 
 def _complete() -> int:
-    """Answer the shell: it has put the words so far into the environment. Loads the one command that is named."""
+    """Answer the shell, which puts the words typed so far into the environment. Loads only the named command."""
     from typer.main import get_command
 
     words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
@@ -273,9 +296,9 @@ def _complete() -> int:
 
 
 def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
-    """The one line that says which extra to install; the error itself when what is missing is a room of ours."""
+    """An error that says which extra to install. When a module of Protofleet is missing, the error itself."""
     package, extra = (error.name or "").split(".")[0], COMMANDS[name].extra
-    if extra is None or package in _ROOMS:
+    if extra is None or package == "protofleet":
         return error
     if name == "demo" and package not in _OF_THE_DEMO:  # it makes a bundle of its own, or loads other images
         extra = "all"

@@ -15,26 +15,25 @@ from edge_samples import FASHION_LABELS
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
 _NO_PARAMETERS = SimpleNamespace(id="")
-LONG = (
-    "test_aggregator_liveness",
-    "test_aggregator_server",
-    "test_contract_cddl",
-    "test_demo",
-    "test_edge_client",
-    "test_edge_methods",
-    "test_edge_policy",
-    "test_edge_stays",
-    "test_export_build",
-    "test_export_features",
-    "test_export_step",
-    "test_fleet_",
-    "test_frontdoor_interrupt",
-    "test_frontdoor_silence",
-    "test_lab_",
-    "test_library",
-    "test_methods_",
-    "test_model",
-    "test_predict",
+LONG = (  # folders, and files without their `.py`
+    "aggregator/server/test_liveness",
+    "aggregator/server/test_server",
+    "contract/wire/test_cddl",
+    "docs/test_library",
+    "edge_client/device/test_methods",
+    "edge_client/privacy/test_policy",
+    "edge_client/run/test_client",
+    "edge_client/run/test_stays",
+    "edge_client/answers/test_predict",
+    "export/bundles/test_build",
+    "export/bundles/test_features",
+    "export/steps/test_step",
+    "fleet/",
+    "lab/",
+    "protofleet/commands/test_model",
+    "protofleet/test_interrupt",
+    "protofleet/test_methods_commands",
+    "protofleet/test_silence",
 )
 
 # A shell starts what runs in its background with Ctrl-C ignored, and our children would inherit that: the tests that
@@ -65,15 +64,21 @@ def pytest_make_collect_report(
     return report
 
 
+def _place(file: Path) -> str:
+    """A file of tests by its place in this folder, without its `.py`."""
+    return file.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that the workers end together; of those with a store, some are slow where that
     is on a server."""
-    slow = tuple(f"test_aggregator_{name}" for name in SLOW_ON_A_SERVER)
     for item in items:
-        if item.path.stem in slow and "postgres" in getattr(item, "callspec", _NO_PARAMETERS).id.split("-"):
+        if _place(item.path) in SLOW_ON_A_SERVER and "postgres" in getattr(item, "callspec", _NO_PARAMETERS).id.split(
+            "-"
+        ):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: (not item.path.stem.startswith(LONG), item.path))
+    items.sort(key=lambda item: (not _place(item.path).startswith(LONG), item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,7 +89,8 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def exported() -> Callable[..., Path]:
-    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`."""
+    """`exported(**options)`: the file of a bundle, by the options of `protofleet.export.bundles.build.build_bundle`
+    but `out`."""
     return shared.exported
 
 

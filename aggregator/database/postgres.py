@@ -1,20 +1,21 @@
-"""A store that is one schema of a PostgreSQL server: what `contract/sqlite.py` does for a file, on a server.
+"""A store that is one schema of a PostgreSQL server: what `contract/files/sqlite.py` does for a file, on a server.
 
-The schema is the first in the connection's search path: `public`, unless the URL says another. What opening does:
+The schema is the first in the connection's search path: `public`, unless the URL says another. Opening does this:
 
-1. Connect, with psycopg 3 (the extra `scale`); look at the server: its version, that it takes writes, that it is UTF-8.
-2. Take the schema for this process: an advisory lock of the session, which goes with the connection however it ends. So
+1. Connect, with psycopg 3 (the extra `scale`). Check the server: its version, that it takes writes, that it is UTF-8.
+2. Take the schema for this process with a session advisory lock, which ends with the connection, however that ends. So
    an aggregator that the server believes gone has no connection left on which it could write.
-3. Look at the table `protofleet`, which says what is in the schema and of which version; tables of others are refused.
-4. Bring it to the present version: the same steps as of a file, in PostgreSQL's words, and say that this process has it
-   now, in one transaction.
+3. Read the table `protofleet`, which says what is in the schema and of which version. A schema with other tables is
+   refused.
+4. In one transaction, bring the schema to the present version, with the same steps as for a file, in PostgreSQL's
+   words, and record that this process has it now.
 
-One transaction writes at a time, as in a file: each begins with an advisory lock of its own. What has returned is on
-the server's disk; `synchronous_commit` is switched on where somebody has switched it off. Text is compared by its
-bytes, as in SQLite, so that all that is ordered is so in both.
+One transaction writes at a time, as in a file: each begins with its own advisory lock. What has returned is on the
+server's disk; `synchronous_commit` is switched on if it was switched off. Text is compared by its bytes, as in SQLite,
+so that both engines order it the same.
 
-A connection that is lost is not made anew here: whether the last transaction took place is not known then, and what
-this process believes may not be what is stored. That is a `StoreLostError`, and its owner begins again from the store.
+A lost connection is not opened again here. It is then unknown whether the last transaction took place, and this
+process's data may differ from the store. That is a `StoreLostError`, and the owner begins again from the store.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from aggregator.database.place import PostgresPlace
-from aggregator.database.postgres_connection import (
+from protofleet.aggregator.database.postgres_connection import (
     PostgresConnection,
     check_server,
     connect,
@@ -35,10 +35,11 @@ from aggregator.database.postgres_connection import (
     transaction,
     version_in,
 )
-from aggregator.database.sql import upsert
-from contract import sqlite
-from contract.errors import InUseError, LedError, StoreError, StoreLostError, UsageError
-from contract.sqlite import FIRST_VERSION, Kind
+from protofleet.aggregator.database.sql import upsert
+from protofleet.aggregator.database.store_url import PostgresPlace
+from protofleet.contract.errors import InUseError, LedError, StoreError, StoreLostError, UsageError
+from protofleet.contract.files import sqlite
+from protofleet.contract.files.sqlite import FIRST_VERSION, Kind
 
 if TYPE_CHECKING:
     pass
@@ -67,18 +68,19 @@ _TYPES = {
 
 
 class PostgresDatabase:
-    """An open schema; see `aggregator.database.sql.Database`.
+    """An open schema; see `protofleet.aggregator.database.sql.Database`.
 
     Args:
         wait_s: how long to wait for another process that has it.
-        prepares_s: how long it may take until it says for the first time that it is alive (`beat`), so that one that
-            does not say so may be followed; None where it never does.
+        prepares_s: how long this process may take until its first `beat`. A process that takes longer may be replaced.
+            None for a process that never beats.
         prepared: whether `prepare` is called at once.
 
     Attributes:
-        epoch: how many have had this schema before and now; every transaction is conditional on being the last.
-        settings: what of this process's is in force while it has the schema, for others beside it; None where it has
-            it for itself.
+        epoch: how many processes have had this schema until now, this one included. A transaction is written only if
+            this process is the last of them.
+        settings: this process's settings that are in force while it has the schema, for others beside it; None when it
+            has the schema for itself.
 
     Raises:
         StoreError: another process has it, the server refuses, the role does not own the tables, or none answers.
@@ -109,35 +111,35 @@ class PostgresDatabase:
             undo.pop_all()
 
     def prepare(self, prepares_s: float | None = None) -> None:
-        """Make the tables, or bring them to the present version, and have the schema: in one transaction."""
+        """Make the tables, or bring them to the present version, and take the schema: in one transaction."""
         with self.alone():
             self._bring_up()
             self.epoch = self._lead(prepares_s)
 
     def close(self) -> None:
-        """Give the schema back. Nothing is pending: every transaction was durable when it ended."""
+        """Release the schema. Nothing is pending: every transaction was durable when it ended."""
         self.connection.link.close()
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """What the server refuses becomes a `StoreError`, and a `StoreLostError` where it is gone."""
+        """Turn a refusal of the server into a `StoreError`, and a lost server into a `StoreLostError`."""
         with guarded(self.path, self._kind, self.connection):
             yield
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """As `guard`; and values that no program of ours has written become a `StoreError`, too."""
+        """As `guard`; also turns values that no program of ours has written into a `StoreError`."""
         with self.guard(), sqlite.as_written(self.path, self._kind):
             yield
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[PostgresConnection]:
-        """All of the block is on the server's disk when it ends, or none of it.
+        """One transaction: all of the block is on the server's disk when it ends, or none of it.
 
         Raises:
-            LedError: another process has followed this one; then it is none.
-            StoreLostError: the server is gone; then it is one of the two.
-            StoreError: the server refuses; then it is none.
+            LedError: another process has replaced this one; then nothing was written.
+            StoreLostError: the server is gone; then either all or nothing was written.
+            StoreError: the server refuses; then nothing was written.
         """
         if self._within:  # a part of what is done alone
             yield self.connection
@@ -164,19 +166,19 @@ class PostgresDatabase:
         self.connection.execute("UPDATE protofleet SET changes = changes + 1 WHERE kind = ?", (self._kind.name,))
 
     def beat(self) -> None:
-        """Say that this process is alive."""
+        """Record that this process is alive."""
         with self.transaction() as db:
             db.execute("UPDATE protofleet SET beat = clock_timestamp() WHERE kind = ?", (self._kind.name,))
 
     def _lead(self, prepares_s: float | None) -> int:
         beat = "'infinity'" if prepares_s is None else f"clock_timestamp() + make_interval(secs => {prepares_s:.1f})"
         with self.transaction() as db:
-            found = db.execute(
+            cursor = db.execute(
                 f"UPDATE protofleet SET epoch = epoch + 1, changes = changes + 1, beat = {beat}, settings = ?"
                 " WHERE kind = ? RETURNING epoch",
                 (self.settings, self._kind.name),
             )
-            return int(found.fetchone()[0])
+            return int(cursor.fetchone()[0])
 
     def _check_leads(self) -> None:
         if not self.epoch:
@@ -195,15 +197,15 @@ class PostgresDatabase:
     def size_bytes(self) -> int:
         """The schema's tables with their indexes, as the server has them on its disk."""
         with self.guard():
-            found = self.connection.execute(
+            cursor = self.connection.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c"
                 " WHERE c.relkind = 'r'"
                 " AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())"
             )
-            return int(found.fetchone()[0])
+            return int(cursor.fetchone()[0])
 
     def erase(self, tables: Collection[str]) -> bool:
-        """Write the tables anew, without what was removed, and give the files with it back to the system."""
+        """Write the tables again, without what was removed, and give their old files back to the system."""
         with self.guard():
             (readers,) = self.connection.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -225,10 +227,10 @@ class PostgresDatabase:
 
     def _take(self, until_s: float) -> None:
         while True:
-            (taken,) = self.connection.execute(
+            (has_lock,) = self.connection.execute(
                 "SELECT pg_try_advisory_lock(?::int, ?::int)", own_lock(self.connection, self._kind)
             ).fetchone()
-            if taken:
+            if has_lock:
                 return
             if time.monotonic() >= until_s:
                 break
@@ -262,46 +264,47 @@ class PostgresDatabase:
 
     def _says_settings(self) -> bool:
         """Whether the table that says what is in the schema is not one from before it had `settings`."""
-        found = self.connection.execute(
+        cursor = self.connection.execute(
             "SELECT 1 FROM pg_attribute WHERE attrelid = 'protofleet'::regclass AND attname = 'settings'"
         )
-        return found.fetchone() is not None
+        return cursor.fetchone() is not None
 
     def _check_empty(self) -> None:
         """That a schema without our mark has no tables of others, which ours would stand among."""
-        found = self.connection.execute(
+        row = self.connection.execute(
             "SELECT c.relname FROM pg_class c WHERE c.relnamespace = (SELECT oid FROM pg_namespace"
             " WHERE nspname = current_schema()) AND c.relkind IN ('r', 'p') AND NOT EXISTS (SELECT 1 FROM pg_depend d"
             " WHERE d.objid = c.oid AND d.classid = 'pg_class'::regclass AND d.deptype = 'e') ORDER BY 1 LIMIT 1"
         ).fetchone()
-        if found is not None:
+        if row is not None:
             raise UsageError(
                 f"{self._kind.option} {self.path}",
                 expected=f"a schema with a {self._kind.name} or with no table",
-                got=f"one with the table {found[0]}",
+                got=f"one with the table {row[0]}",
                 hint="a database or a schema of its own: …?options=-csearch_path%3DNAME",
             )
 
 
 @contextlib.contextmanager
 def read_only(place: PostgresPlace, kind: Kind, *, older: bool = False) -> Iterator[PostgresConnection]:
-    """As `aggregator.database.read_only`."""
-    with _there(place, kind, FIRST_VERSION if older else kind.version) as db:
+    """As `protofleet.aggregator.database.read_only`."""
+    with _existing(place, kind, FIRST_VERSION if older else kind.version) as db:
         db.link.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield db
 
 
 @contextlib.contextmanager
 def beside(place: PostgresPlace, kind: Kind) -> Iterator[PostgresConnection]:
-    """As `aggregator.database.beside`."""
-    with _there(place, kind, kind.version) as db, transaction(db, kind):
+    """As `protofleet.aggregator.database.beside`."""
+    with _existing(place, kind, kind.version) as db, transaction(db, kind):
         yield db
 
 
 @contextlib.contextmanager
 def replacing(place: PostgresPlace, kind: Kind) -> Iterator[PostgresConnection]:
-    """One transaction of the schema's only user, to write a store anew: all of it is there when the block ends, its
-    tables too, or what was there before.
+    """One transaction of the schema's only user, to write a store anew.
+
+    When the block ends, all of the new store is there, its tables too; or the former content is.
 
     Raises:
         StoreError, UsageError: as of a `PostgresDatabase`.
@@ -317,8 +320,8 @@ def replacing(place: PostgresPlace, kind: Kind) -> Iterator[PostgresConnection]:
 
 
 def bring_up(place: PostgresPlace, kind: Kind) -> bool:
-    """As `aggregator.database.bring_up`."""
-    with _there(place, kind, FIRST_VERSION) as db:
+    """As `protofleet.aggregator.database.bring_up`."""
+    with _existing(place, kind, FIRST_VERSION) as db:
         older = version_in(db, kind) != kind.version
         running = lock_holder(db, kind) is not None
     if older and not running:
@@ -327,21 +330,21 @@ def bring_up(place: PostgresPlace, kind: Kind) -> bool:
 
 
 def is_taken(place: PostgresPlace, kind: Kind) -> bool:
-    """As `aggregator.database.is_taken`."""
-    with _there(place, kind, FIRST_VERSION) as db:
+    """As `protofleet.aggregator.database.is_taken`."""
+    with _existing(place, kind, FIRST_VERSION) as db:
         return lock_holder(db, kind) is not None
 
 
 class Watch:
-    """Whether a newer global state was committed since the last look; a look in between a second asks nobody.
+    """Whether a newer global state was committed since the last look; it asks the server at most once a second.
 
-    A server that does not answer has nothing new; what cannot be read has, and reading it will say why.
+    A server that does not answer has nothing new. An error in reading counts as new: the next read will say why.
     """
 
     def __init__(self, place: PostgresPlace) -> None:
         self._place = place
         self._db: PostgresConnection | None = None
-        self._due_s, self._seen = 0.0, -1
+        self._due_s, self._version = 0.0, -1
 
     def changed(self) -> bool:
         """Look; the first look finds it changed."""
@@ -353,17 +356,17 @@ class Watch:
             if self._db is None:
                 self._db = connect(self._place, _WATCHED)
             with guarded(str(self._place), _WATCHED, self._db):
-                (seen,) = self._db.execute("SELECT coalesce(max(version), 0) FROM global").fetchone()
+                (version,) = self._db.execute("SELECT coalesce(max(version), 0) FROM global").fetchone()
         except StoreLostError:
             self.close()
             return False
         except StoreError:
             return True
-        before, self._seen = self._seen, int(seen)
-        return before != self._seen
+        before, self._version = self._version, int(version)
+        return before != self._version
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection."""
         if self._db is not None:
             self._db.link.close()
         self._db = None
@@ -373,7 +376,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def _there(place: PostgresPlace, kind: Kind, least: int) -> Iterator[PostgresConnection]:
+def _existing(place: PostgresPlace, kind: Kind, least: int) -> Iterator[PostgresConnection]:
     """A connection to a schema that holds a store of at least that version."""
     what, db = f"{kind.name} {place}", connect(place, kind)
     try:
@@ -392,14 +395,14 @@ def _there(place: PostgresPlace, kind: Kind, least: int) -> Iterator[PostgresCon
 
 
 def lock_holder(db: PostgresConnection, kind: Kind) -> int | None:
-    """The server's process whose session has this schema; None where nobody has it."""
+    """The server's process whose session has the lock of this schema; None for none."""
     first, second = own_lock(db, kind)
-    found = db.execute(
+    cursor = db.execute(
         "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid::bigint = ?"
         " AND objid::bigint = ? AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
         (first, second % 2**32),
     )
-    row = found.fetchone()
+    row = cursor.fetchone()
     return None if row is None else int(row[0])
 
 
@@ -418,6 +421,6 @@ def _of_another_version(path: str, kind: Kind, version: int) -> UsageError:
 
 def _schema_words(statement: str) -> str:
     """A step's statement, which is written for SQLite."""
-    for theirs, ours in _TYPES.items():
-        statement = re.sub(theirs, ours, statement)
+    for sqlite_type, postgres_type in _TYPES.items():
+        statement = re.sub(sqlite_type, postgres_type, statement)
     return statement

@@ -1,4 +1,4 @@
-"""A connection to a PostgreSQL server: statements in its words, one transaction, and what an error means."""
+"""A connection to a PostgreSQL server: statements in its words, one transaction, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aggregator.database.place import PostgresPlace
-from aggregator.database.postgres_words import as_error, is_lost, refused, unreachable
-from aggregator.database.sql import Rows
-from contract.errors import StoreError, UsageError
-from contract.extras import install_command
-from contract.sqlite import Kind
+from protofleet.aggregator.database.postgres_errors import as_error, is_lost, refused, unreachable
+from protofleet.aggregator.database.sql import Rows
+from protofleet.aggregator.database.store_url import PostgresPlace
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.extras import install_command
+from protofleet.contract.files.sqlite import Kind
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,7 +42,7 @@ _LIMITED = 170_000  # the first version that can limit a transaction, too
 
 
 class PostgresConnection:
-    """See `aggregator.database.sql.Connection` and `Streams`."""
+    """See `protofleet.aggregator.database.sql.Connection` and `Streams`."""
 
     def __init__(self, link: psycopg.Connection[Any]) -> None:
         self.link = link
@@ -57,7 +57,7 @@ class PostgresConnection:
         cursor.executemany(_in_its_words(statement), rows)
         return cursor
 
-    def each(self, statement: str, values: Sequence[Any] = ()) -> Generator[Any, None, None]:
+    def stream_rows(self, statement: str, values: Sequence[Any] = ()) -> Generator[Any, None, None]:
         """The rows of a statement, of which the server keeps those that are not fetched yet."""
         import psycopg
 
@@ -82,15 +82,15 @@ def connect(place: PostgresPlace, kind: Kind) -> PostgresConnection:
         raise UsageError(
             f"{kind.option} {place}", expected="psycopg 3", got=got, hint=install_command("scale")
         ) from None
-    given = {"autocommit": True, "client_encoding": "UTF8", **_settings(place.url)}
+    options = {"autocommit": True, "client_encoding": "UTF8", **_settings(place.url)}
     what = f"{kind.name} {place}"
     try:
-        return PostgresConnection(psycopg.connect(place.url, **given))
+        return PostgresConnection(psycopg.connect(place.url, **options))
     except psycopg.Error as error:
         if is_away := _is_away(error, place):
             raise unreachable(error, what, kind, place, is_away=is_away) from None
     try:  # a server that takes others has refused us, unless it has come up between the two questions
-        return PostgresConnection(psycopg.connect(place.url, **given))
+        return PostgresConnection(psycopg.connect(place.url, **options))
     except psycopg.Error as error:
         raise unreachable(error, what, kind, place) from None
 
@@ -109,10 +109,10 @@ def _is_away(error: psycopg.Error, place: PostgresPlace) -> bool:
     if isinstance(error, psycopg.errors.ConnectionTimeout):
         return True
     try:
-        said = pq.PGconn.ping(conninfo.make_conninfo(place.url, **_settings(place.url)).encode())
+        answer = pq.PGconn.ping(conninfo.make_conninfo(place.url, **_settings(place.url)).encode())
     except psycopg.ProgrammingError:
         return False
-    return said in (pq.Ping.REJECT, pq.Ping.NO_RESPONSE)
+    return answer in (pq.Ping.REJECT, pq.Ping.NO_RESPONSE)
 
 
 def _settings(url: str) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def transaction(db: PostgresConnection, kind: Kind, *, beside_others: bool = Fal
     It sees what was written before it had the lock, whatever isolation the server's owner has made the default.
     """
     own, schema = own_lock(db, kind)
-    how = "_shared" if beside_others else ""
+    mode = "_shared" if beside_others else ""
     begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-    db.link.execute(f"{begin}; SELECT pg_advisory_xact_lock{how}({own + 1}, {schema})".encode())
+    db.link.execute(f"{begin}; SELECT pg_advisory_xact_lock{mode}({own + 1}, {schema})".encode())
     try:
         yield
         db.link.execute("COMMIT")
@@ -156,10 +156,10 @@ def transaction(db: PostgresConnection, kind: Kind, *, beside_others: bool = Fal
 
 
 def own_lock(db: PostgresConnection, kind: Kind) -> tuple[int, int]:
-    """The two numbers of the lock of who has this schema; above the first, that of who writes."""
+    """The two numbers of the lock of the schema's owner; the first and one is that of the present writer."""
     if db.schema is None:
-        found = db.execute("SELECT oid::bigint - 2147483648 FROM pg_namespace WHERE nspname = current_schema()")
-        db.schema = int(found.fetchone()[0])
+        cursor = db.execute("SELECT oid::bigint - 2147483648 FROM pg_namespace WHERE nspname = current_schema()")
+        db.schema = int(cursor.fetchone()[0])
     return kind.application_id, db.schema
 
 
@@ -196,19 +196,19 @@ def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool)
 
 
 def _owns(db: PostgresConnection) -> bool:
-    """Whether what is there may be changed and vacuumed: PostgreSQL only warns whoever vacuums what is another's."""
-    found = db.execute(
+    """Whether this role may change and vacuum the tables: PostgreSQL only warns on another role's tables."""
+    row = db.execute(
         "SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = current_schema() AND c.relname = 'protofleet'"
     ).fetchone()
-    return found is None or bool(found[0])
+    return row is None or bool(row[0])
 
 
 def version_in(db: PostgresConnection, kind: Kind) -> int | None:
     """The version of the store in this schema; None where there is none."""
-    (there,) = db.execute("SELECT to_regclass(quote_ident(current_schema()) || '.protofleet') IS NOT NULL").fetchone()
-    found = db.execute("SELECT version FROM protofleet WHERE kind = ?", (kind.name,)).fetchone() if there else None
-    return None if found is None else int(found[0])
+    (exists,) = db.execute("SELECT to_regclass(quote_ident(current_schema()) || '.protofleet') IS NOT NULL").fetchone()
+    row = db.execute("SELECT version FROM protofleet WHERE kind = ?", (kind.name,)).fetchone() if exists else None
+    return None if row is None else int(row[0])
 
 
 @functools.lru_cache(maxsize=512)

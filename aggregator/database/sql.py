@@ -1,9 +1,14 @@
-"""What the store's tables are written to: the part of SQL that SQLite and PostgreSQL both read, and a database open.
+"""What the store's tables are written in: the part of SQL that SQLite and PostgreSQL both read, and an open database.
 
-A statement has `?` for each value, names no row number of SQLite's, compares numbers that say yes or no with 1, and
-names the column in which an upsert finds its row. What the engines say differently are functions of this file and
-methods of `Database`. Whole numbers are Python's `int`, text is `str`, bytes are `bytes`; a sum of a column may be a
-`Decimal` and is made an `int` where it is read.
+A statement
+
+- has `?` for each value;
+- names no row number of SQLite's;
+- compares yes-or-no numbers with 1;
+- names the column in which an upsert finds its row.
+
+What the engines write differently is in functions of this file and methods of `Database`. Whole numbers are Python's
+`int`, text is `str`, bytes are `bytes`. A sum of a column may be a `Decimal`, and is made an `int` where it is read.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Connection", "Database", "Rows", "Streams", "each", "upsert"]
+__all__ = ["Connection", "Database", "Rows", "Streams", "stream_rows", "upsert"]
 
 
 class Rows(Protocol):
@@ -37,7 +42,7 @@ class Connection(Protocol):
 class Streams(Protocol):
     """A connection whose `execute` has all rows in memory before the first is read."""
 
-    def each(self, statement: str, values: Sequence[Any] = ...) -> Iterator[Any]: ...
+    def stream_rows(self, statement: str, values: Sequence[Any] = ...) -> Iterator[Any]: ...
 
 
 class Database(Protocol):
@@ -73,9 +78,9 @@ class Database(Protocol):
         """Leave nothing readable of what was removed from these tables; False while somebody is in the way."""
 
 
-def each(db: Connection, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+def stream_rows(db: Connection, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
     """The rows of a statement, one at a time, however many there are."""
-    return db.each(statement, values) if isinstance(db, Streams) else iter(db.execute(statement, values))
+    return db.stream_rows(statement, values) if isinstance(db, Streams) else iter(db.execute(statement, values))
 
 
 @functools.cache

@@ -1,17 +1,18 @@
-"""A store that is one SQLite file: what `contract/sqlite.py` opens, and what a store needs beyond that."""
+"""A store that is one SQLite file: `contract/files/sqlite.py` opens it, and this module adds what a store needs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 
-from contract.sqlite import Database
+from protofleet.contract.files.sqlite import Database
 
 __all__ = ["SqliteDatabase"]
 
 
 class SqliteDatabase(Database):
-    """An open file; see `aggregator.database.sql.Database` and `contract.sqlite.Database`."""
+    """An open file; see `protofleet.aggregator.database.sql.Database` and
+    `protofleet.contract.files.sqlite.Database`."""
 
     epoch = 0
     of_devices: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""`protofleet helper`: the second party of blinded sums, run by somebody else than the aggregator.
+"""`protofleet helper`: the second party of blinded sums, run by another operator than the aggregator's.
 
-It imports nothing else of this room: what it is asked and answers is in `contract/`.
+It imports nothing else of this room: its questions and answers are in `contract/`.
 """

@@ -9,29 +9,29 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from aggregator.database.place import place_of
-from aggregator.helper.ledger import Ledger
-from aggregator.helper.opening import Helper
-from aggregator.helper.process import HelperServer
-from aggregator.helper.witness import Witness
-from contract.allowlist import read_allowlist
-from contract.batches import smaller
-from contract.errors import UsageError
-from contract.interrupt import Terminated, interruptible
-from contract.link import Address
-from contract.sealing import check_least, make_helper_key, read_helper_key
-from contract.service_manager import ServiceManager
-from contract.signed import Keyring, Signer
-from contract.signing_keys import read_public_key
-from contract.terminal import counted
-from contract.topics import check_id
-from contract.verbosity import QUIET_HELP
+from protofleet.aggregator.database.store_url import place_of
+from protofleet.aggregator.helper.ledger import Ledger
+from protofleet.aggregator.helper.opening import Helper
+from protofleet.aggregator.helper.process import HelperServer
+from protofleet.aggregator.helper.witness import Witness
+from protofleet.contract.console.interrupt import Terminated, interruptible
+from protofleet.contract.console.service_manager import ServiceManager
+from protofleet.contract.console.verbosity import QUIET_HELP
+from protofleet.contract.errors import UsageError
+from protofleet.contract.identity.allowlist import read_allowlist
+from protofleet.contract.identity.signatures import Keyring, Signer
+from protofleet.contract.identity.signing_keys import read_public_key
+from protofleet.contract.mqtt.link import Address
+from protofleet.contract.printable import counted
+from protofleet.contract.privacy.openable_sets import smaller
+from protofleet.contract.privacy.sealing import check_least, make_helper_key, read_helper_key
+from protofleet.contract.wire.topics import check_id
 
 __all__ = ["helper_command"]
 
 
-def _file_of(given: str) -> Path:
-    place = place_of(given)
+def _file_of(text: str) -> Path:
+    place = place_of(text)
     if not isinstance(place, Path):
         raise UsageError("--store", expected="a SQLite file", got="a server's URL")
     return place
@@ -77,8 +77,8 @@ def helper_command(
         make_helper_key(new_key)
         log(f"{new_key} is the helper's alone; {new_key}.pub is for aggregate --helper and each client --helper-key")
         return 0
-    given = {"--key": key, "--store": store, "--broker": broker, "--devices": devices, "--least": least}
-    missing = [option for option, value in given.items() if value is None]
+    required = {"--key": key, "--store": store, "--broker": broker, "--devices": devices, "--least": least}
+    missing = [option for option, value in required.items() if value is None]
     if missing or key is None or store is None or broker is None or devices is None or least is None:
         raise UsageError("protofleet helper", expected=" and ".join(missing), got="none", hint="--help")
     check_least(least)

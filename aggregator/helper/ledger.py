@@ -1,13 +1,16 @@
-"""The helper's own memory, in one SQLite file: which shares were opened, in which sets, and what was answered.
+"""The helper's own memory, in one SQLite file: which shares were opened, in which sets, and which sums were answered.
 
-`open` is the one way in which anything is opened: in one transaction the set, its shares, the blocks that follow from
-it, and the sum. It is durable when it returns, and only then may the sum be told; asked for the same set again, the
-helper tells the very same. Whatever is asked for otherwise, each share is opened once, and no set that is finer than
-sums of k devices (`contract/batches.py`). The sums of the newest sets are kept, so that an answer which was lost can be
-given again; the rest stays for ever.
+`open` is the only way to open a set. One transaction writes the set, its shares, the blocks that follow from it, and
+the sum. It is durable when `open` returns, and only then may the sum be told. For the same set again, the helper gives
+the very same sum.
 
-The file is of one fleet and of one key: another key's shares are others. What lies beside the key (`witness.py`) says
-whether it is the whole of what was opened.
+Each share is opened once, and no set is opened that would show sums of fewer than k devices
+(`contract/privacy/openable_sets.py`), whatever else is asked for.
+
+The sums of the newest sets are kept, so that a lost answer can be given again. Everything else stays for ever.
+
+The file belongs to one fleet and one key: another key has other shares. The witness beside the key (`witness.py`) says
+whether the file holds everything that was opened.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.helper.witness import Witness
-from contract.batches import breach, refined
-from contract.errors import StoreError, UsageError, WireError
-from contract.sqlite import Database, Kind, typed
+from protofleet.aggregator.helper.witness import Witness
+from protofleet.contract.errors import StoreError, UsageError, WireError
+from protofleet.contract.files.sqlite import Database, Kind, typed
+from protofleet.contract.privacy.openable_sets import breach, refined
 
 __all__ = ["KEPT_SUMS", "KIND", "Ledger", "Share"]
 
@@ -55,7 +58,7 @@ Words = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Share:
-    """What a device's share is known by.
+    """The identity of a device's share.
 
     Attributes:
         digest: SHA-256 of its words, 32 bytes.
@@ -102,21 +105,21 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Give the file back; every opening was durable when it returned."""
+        """Close the file. Every opening was durable when it returned."""
         self._file.close()
 
     @property
     def blocks(self) -> Mapping[str, int]:
-        """The block of each device that is in a set that was opened."""
+        """The block of each device that is in an opened set."""
         return self._blocks
 
     def is_open(self, digest: bytes) -> bool:
-        """Whether this very set was opened."""
+        """Whether this exact set was opened."""
         with self._disk():
             return self._db.execute("SELECT 1 FROM opened WHERE digest = ?", (digest,)).fetchone() is not None
 
     def sum(self, digest: bytes) -> Words | None:
-        """What was told of a set; None where that is kept no longer, or it was not opened."""
+        """The sum that was answered for a set; None when it is no longer kept, or the set was not opened."""
         with self._disk():
             row = self._db.execute("SELECT sum FROM opened WHERE digest = ?", (digest,)).fetchone()
             return None if row is None or row[0] is None else np.frombuffer(bytes(typed(row, bytes)[0]), "<u8")
@@ -129,10 +132,10 @@ class Ledger:
                 "SELECT digest FROM share WHERE (run = ? AND round = ? AND method = ? AND device = ?) OR digest = ?",
                 (*key, share.digest),
             ).fetchone()
-            (found,) = (b"",) if row is None else typed(row, bytes)
+            (digest,) = (b"",) if row is None else typed(row, bytes)
         if row is None:
             return ""
-        if found == share.digest:
+        if digest == share.digest:
             return "this share was opened before, in another set"
         return f"another share of it was opened for round {share.round} of this run"
 
@@ -142,28 +145,28 @@ class Ledger:
         Args:
             digest: of the set.
             shares: of one run, round and method, one for each device.
-            total: (W,) what is told of them.
+            total: (W,) the sum that is answered.
             least: k.
             at: seconds since the epoch, for the record.
 
         Raises:
-            StoreError: the disk refuses, or somebody has changed the file; nothing was opened.
+            StoreError: the disk refuses, or the file was changed by another program; nothing was opened.
             UsageError: another ledger opens with the key meanwhile; nothing was opened.
-            WireError: it may not be opened, whoever asks; nothing was opened.
+            WireError: the set may not be opened, whatever the sender; nothing was opened.
         """
-        self._witness.check(self._id, self._opened(), self._what)
+        self._witness.check(self._id, self._opened(), self._title)
         devices = [share.device for share in shares]
         wrong = breach(self._blocks, devices, least)
-        used = next((why for share in shares if (why := self.why_used(share))), "")
+        used = next((reason for share in shares if (reason := self.why_used(share))), "")
         doubled = len({share.digest for share in shares}) < len(shares) or len(set(devices)) < len(devices)
         if wrong or used or doubled or len({(s.run, s.round, s.method) for s in shares}) != 1:
-            why = used or next(iter(wrong.values()), "") or "shares of one round, each once"
-            raise WireError("a set", expected="one that may be opened", got=why)
+            reason = used or next(iter(wrong.values()), "") or "shares of one round, each once"
+            raise WireError("a set", expected="one that may be opened", got=reason)
         blocks = refined(self._blocks, devices)
         try:
             self._record(digest, shares, total, blocks, least=least, at=at)
         except sqlite3.IntegrityError as error:  # an index that says otherwise than the rows, which were asked above
-            raise StoreError(self._what, expected="a ledger as written", got=error, hint="another --store") from None
+            raise StoreError(self._title, expected="a ledger as written", got=error, hint="another --store") from None
         self._blocks = blocks
         self._witness.write(self._id, self._opened())
 
@@ -173,23 +176,23 @@ class Ledger:
         first = shares[0]
         with self._transaction() as db:
             row = (digest, first.run, first.round, first.method, len(shares), least, at, total.astype("<u8").tobytes())
-            found = db.execute(
+            cursor = db.execute(
                 "INSERT INTO opened (digest, run, round, method, devices, least, opened_at, sum)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
-            number = found.lastrowid or 0
+            number = cursor.lastrowid or 0
             rows = [(s.run, s.round, s.method, s.device, s.digest, number) for s in shares]
             db.executemany("INSERT INTO share VALUES (?, ?, ?, ?, ?, ?)", rows)
             db.executemany("INSERT OR REPLACE INTO block VALUES (?, ?)", list(blocks.items()))
             db.execute("UPDATE opened SET sum = NULL WHERE id <= ? AND sum IS NOT NULL", (number - KEPT_SUMS,))
 
     @property
-    def _what(self) -> str:
+    def _title(self) -> str:
         return f"--store {self._file.path}"
 
     def _opened(self) -> int:
-        """How many sets ever."""
+        """How many sets were ever opened."""
         with self._disk():
             return int(self._db.execute("SELECT count(*) FROM opened").fetchone()[0])
 
@@ -197,20 +200,20 @@ class Ledger:
         """Its id, 16 bytes; drawn where the file is new."""
         with self._disk():
             rows = self._db.execute("SELECT name, value FROM meta").fetchall()
-            found = dict(typed(row, str, bytes) for row in rows)
-        what = self._what
-        if not found:
+            claimed = dict(typed(row, str, bytes) for row in rows)
+        what = self._title
+        if not claimed:
             self._witness.check(b"", 0, what)
             drawn = os.urandom(16)
             with self._transaction() as db:
                 db.executemany("INSERT INTO meta VALUES (?, ?)", [*owner.items(), ("id", drawn)])
             return drawn
-        if any(found.get(name) != owner[name] for name in owner):
-            name = next(name for name in owner if found.get(name) != owner[name])
+        if any(claimed.get(name) != owner[name] for name in owner):
+            name = next(name for name in owner if claimed.get(name) != owner[name])
             raise UsageError(
                 what, expected=f"the ledger of this {name}", got="another's",
                 hint=f"the --{name} it was made with, or another --store",
             )  # fmt: skip
-        held = found.get("id", b"")
-        self._witness.check(held, self._opened(), what)
-        return held
+        ledger_id = claimed.get("id", b"")
+        self._witness.check(ledger_id, self._opened(), what)
+        return ledger_id

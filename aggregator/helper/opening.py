@@ -1,17 +1,17 @@
 """From a set that anyone may have asked for to its sum, or to why there is none. No sockets, no clock of its own.
 
-Parts of a set are put together; when it is whole, and in this order:
+Parts of a set are put together. Once it is whole, in this order:
 
-1. a set that was opened before gets the answer that it got;
-2. each seed is looked at: is its device enrolled with this helper, did that device sign it, is it of this round, is its
-   share new, was it told to sum the same as the others;
-3. the set is held to the blocks of what was opened before (`contract/batches.py`), with the helper's own k, or a larger
-   one that a device was told;
-4. the seeds are unsealed and their pads added up;
-5. the ledger opens it, for good; only then is there an answer.
+1. A set that was opened before gets the same answer again.
+2. Each seed is checked: its device is enrolled with this helper and has signed it, it is of this round, its share is
+   new, and its device was told to sum the same as the others.
+3. The set is checked against the blocks of what was opened before (`contract/privacy/openable_sets.py`), with the
+   helper's own k, or with a larger k that a device was told.
+4. The seeds are unsealed and their pads added up.
+5. The ledger opens the set, for good. Only then is there an answer.
 
-Where anything is wrong with some devices, nothing is opened, and they are named: without them the set may be asked for
-again. The aggregator that asks is not trusted in any of this.
+When something is wrong with some devices, nothing is opened, and these devices are named: the set may be asked for
+again without them. The aggregator that asks is not trusted in any of these steps.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aggregator.helper.ledger import Ledger, Share, Words
-from contract import topics
-from contract.batches import allowed, breach
-from contract.blinding import MOST_DEVICES, add_pad
-from contract.envelopes import Signed
-from contract.errors import WireError
-from contract.helper_messages import MAX_REFUSED, Opening, SealedSeed, set_digest
-from contract.sealing import HelperKey, unseal
-from contract.signed import Keyring
-from contract.terminal import counted
-from contract.wire import decode
+from protofleet.aggregator.helper.ledger import Ledger, Share, Words
+from protofleet.contract.errors import WireError
+from protofleet.contract.identity.signatures import Keyring
+from protofleet.contract.printable import counted
+from protofleet.contract.privacy.blinding import MOST_DEVICES, add_pad
+from protofleet.contract.privacy.openable_sets import allowed, breach
+from protofleet.contract.privacy.sealing import HelperKey, unseal
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import decode
+from protofleet.contract.wire.envelopes import Signed
+from protofleet.contract.wire.helper_messages import MAX_REFUSED, Opening, SealedSeed, set_digest
 
 __all__ = ["Answer", "Helper"]
 
@@ -45,15 +45,15 @@ Devices = Mapping[str, bytes]
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What is told of a set.
+    """The answer about a set.
 
     Attributes:
-        asked: any part of it, for its key.
-        total: (W,) the helper's sum; None where it is refused.
-        reason: why it is; empty where it is open.
+        asked: any part of the set, for its key.
+        total: (W,) the helper's sum; None when it is refused.
+        reason: why it is refused; empty when it is open.
         refused: why, by device, as far as single devices are at fault.
-        devices: how many it has.
-        again: whether it was told before.
+        devices: how many devices the set has.
+        again: whether the same answer was given before.
     """
 
     asked: Opening
@@ -78,7 +78,7 @@ class Helper:
         self._coming: OrderedDict[bytes, dict[int, Opening]] = OrderedDict()
 
     def take(self, part: Opening, at: float) -> Answer | None:
-        """A part of a set that is asked for; the answer once the set is whole.
+        """Take a part of a requested set; returns the answer once the set is whole.
 
         Args:
             at: seconds since the epoch, for the record.
@@ -86,8 +86,8 @@ class Helper:
         Raises:
             StoreError: the disk refuses; nothing was opened, and nothing may be answered.
             UsageError: the list of devices cannot be read.
-            WireError: these are not the seeds of that set. Nothing may be answered: what is refused is refused for
-                good, and anybody could ask so in the aggregator's place.
+            WireError: these are not the seeds of that set. Nothing may be answered: a refusal is final, and anybody
+                could send this question in the aggregator's place.
         """
         if self._ledger.is_open(part.digest):
             return self._told_before(part)
@@ -116,22 +116,22 @@ class Helper:
             return Answer(part, None, "this set was opened long ago, and its sum is not kept any more", again=True)
         return Answer(part, total, again=True)
 
-    def _decide(self, asked: Opening, signed: Mapping[str, bytes], at: float) -> Answer:
+    def _decide(self, opening: Opening, signed: Mapping[str, bytes], at: float) -> Answer:
         devices, seeds, refused = self._devices(), {}, {}
         for device, payload in signed.items():
             try:
-                seeds[device] = self._seed(asked, device, payload, devices)
+                seeds[device] = self._seed(opening, device, payload, devices)
             except WireError as error:
                 refused[device] = str(error)
         refused |= self._odd(seeds)
         if refused:
-            return self._refusal(asked, refused, len(signed))
+            return self._refusal(opening, refused, len(signed))
         least = max([self._least, *(seed.least for seed in seeds.values())])
         wrong = breach(self._ledger.blocks, seeds, least)
         if wrong or len(seeds) > MOST_DEVICES:
             able = allowed(self._ledger.blocks, seeds, least, MOST_DEVICES)
-            told = {d: wrong.get(d, "waits for those it was summed with") for d in seeds if d not in able}
-            return self._refusal(asked, told, len(signed))
+            refusals = {d: wrong.get(d, "waits for those it was summed with") for d in seeds if d not in able}
+            return self._refusal(opening, refusals, len(signed))
         total = np.zeros(next(iter(seeds.values())).words, np.uint64)
         for device, seed in seeds.items():
             try:
@@ -139,12 +139,12 @@ class Helper:
             except WireError as error:
                 refused[device] = str(error)
         if refused:
-            return self._refusal(asked, refused, len(signed))
+            return self._refusal(opening, refused, len(signed))
         shares = [self._share(seed, device) for device, seed in seeds.items()]
-        self._ledger.open(asked.digest, shares, total, least=least, at=at)
-        return Answer(asked, total, devices=len(seeds))
+        self._ledger.open(opening.digest, shares, total, least=least, at=at)
+        return Answer(opening, total, devices=len(seeds))
 
-    def _seed(self, asked: Opening, device: str, payload: bytes, devices: Devices) -> SealedSeed:
+    def _seed(self, opening: Opening, device: str, payload: bytes, devices: Devices) -> SealedSeed:
         """What a device signed, if it did, for this round, and its share is new.
 
         Raises:
@@ -159,7 +159,7 @@ class Helper:
         seed = decode(Keyring([key]).payload(message, topics.up(self._fleet, device)))
         if not isinstance(seed, SealedSeed):
             raise WireError("its seed", expected="a sealed one", got=type(seed).__name__.lower())
-        if (seed.run, seed.round, seed.method) != (asked.run, asked.round, asked.method):
+        if (seed.run, seed.round, seed.method) != (opening.run, opening.round, opening.method):
             got = f"round {seed.round} ({seed.method}) of run {seed.run.hex()}"
             raise WireError("its seed", expected="one for this round", got=got)
         if seed.words > _MOST_WORDS:
@@ -174,7 +174,7 @@ class Helper:
         return Share(seed.run, seed.round, seed.method, device, seed.share)
 
     def _odd(self, seeds: Mapping[str, SealedSeed]) -> dict[str, str]:
-        """Devices whose share is another's, or that were told to sum something else than most."""
+        """Devices with another device's share, or that were told to sum something else than most devices."""
         if not seeds:
             return {}
         odd: dict[str, str] = {}
@@ -188,7 +188,7 @@ class Helper:
                 odd[device] = "it was told to sum something else than the others"
         return odd
 
-    def _refusal(self, asked: Opening, refused: Mapping[str, str], of: int) -> Answer:
+    def _refusal(self, opening: Opening, refused: Mapping[str, str], total: int) -> Answer:
         named = dict(list(refused.items())[:MAX_REFUSED])
-        reason = f"{counted(len(refused), 'device')} of {of} cannot be summed now"
-        return Answer(asked, None, reason, {device: why[:200] for device, why in named.items()}, of)
+        reason = f"{counted(len(refused), 'device')} of {total} cannot be summed now"
+        return Answer(opening, None, reason, {device: why[:200] for device, why in named.items()}, total)

@@ -1,7 +1,7 @@
 """The helper's loop: one thread that joins a link with `opening.py`.
 
-It listens on one topic and speaks on one. What is asked is acknowledged once the answer was handed over; where the
-answer is lost on the way the aggregator asks again, and is told the same.
+It listens on one topic and publishes on one. A question is acknowledged once its answer was handed over. If the answer
+is lost on the way, the aggregator asks again, and gets the same answer.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aggregator.helper.opening import Answer, Helper
-from contract import topics
-from contract.envelopes import Signed
-from contract.errors import LinkError, UsageError, WireError
-from contract.helper_messages import Opened, Opening, parts_of
-from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
-from contract.service_manager import ServiceManager
-from contract.signed import Keyring, Signer
-from contract.terminal import counted, printable
-from contract.wire import decode, encode
+from protofleet.aggregator.helper.opening import Answer, Helper
+from protofleet.contract.console.service_manager import ServiceManager
+from protofleet.contract.errors import LinkError, UsageError, WireError
+from protofleet.contract.identity.signatures import Keyring, Signer
+from protofleet.contract.mqtt.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
+from protofleet.contract.printable import counted, printable
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.envelopes import Signed
+from protofleet.contract.wire.helper_messages import Opened, Opening, parts_of
 
 __all__ = ["HelperServer"]
 
@@ -39,8 +39,8 @@ class HelperServer:
     Args:
         helper: decides.
         signer: signs answers.
-        trusted: whose asking is heard, by its signature; anybody's when None, since nothing hangs on who asks but that
-            another than the aggregator could use up shares.
+        trusted: the keys whose signed questions are heard; None for all questions. The only risk of an unknown sender
+            is that it could use up shares.
         log: takes one line for a person.
         stopping: ends `run` once it is set.
     """
@@ -60,7 +60,7 @@ class HelperServer:
         self._helper, self._signer, self._trusted = helper, signer, trusted
         self._log, self._stopping, self._manager = log, stopping, manager or ServiceManager({})
         self._ask, self._answer = topics.helper_ask(fleet), topics.helper_answer(fleet)
-        self._address, self._limit_bytes, self._said = address, _LARGEST_BYTES, ""
+        self._address, self._limit_bytes, self._last_line = address, _LARGEST_BYTES, ""
         self._link = Link(address, client_id(fleet, "helper"), subscriptions=[self._ask], largest_bytes=1 << 20)
 
     def run(self) -> None:
@@ -142,11 +142,11 @@ class HelperServer:
         key = (a.run, a.round, a.method, a.digest)
         if answer.total is None:
             return [self._refusal(key, answer)]
-        each = (self._limit_bytes - _AROUND_BYTES) // 8
-        if each < 1:
+        part_words = (self._limit_bytes - _AROUND_BYTES) // 8
+        if part_words < 1:
             raise LinkError("broker", expected="room for an answer", got=f"{self._limit_bytes} bytes")
-        count = parts_of(len(answer.total), each)
-        cuts = [answer.total[n * each : (n + 1) * each] for n in range(count)]
+        count = parts_of(len(answer.total), part_words)
+        cuts = [answer.total[n * part_words : (n + 1) * part_words] for n in range(count)]
         return [Opened(*key, n, count, "opened", words) for n, words in enumerate(cuts)]
 
     def _refusal(self, key: tuple[bytes, int, str, bytes], answer: Answer) -> Opened:
@@ -160,6 +160,6 @@ class HelperServer:
 
     def _say(self, line: str) -> None:
         """Log a line unless it is what was said last."""
-        if line != self._said:
+        if line != self._last_line:
             self._log(printable(line))
-        self._said = line
+        self._last_line = line

@@ -1,53 +1,54 @@
-"""What lies beside the helper's key: which ledger opens sums with it, and how many it has opened.
+"""The file beside the helper's key: which ledger opens sums with this key, and how many sets it has opened.
 
-A ledger that is lost, or put back from a backup, knows less than was opened, and would open a share once more in
-another set. So its number of openings is written to a second file, `KEY.FLEET.opened`, before any answer is told; a
-ledger that has opened fewer, or that is another, is refused. Key and ledger are to be in different backups, or in none:
-where both go back together nobody can tell.
+A ledger that is lost, or restored from a backup, knows less than was opened. It would open a share once more in another
+set. So the number of openings is written to a second file, `KEY.FLEET.opened`, before any answer is sent. A ledger with
+fewer openings, or another ledger, is refused.
+
+Key and ledger must be in different backups, or in none: if both are restored together, nobody can tell.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from contract.errors import StoreError, UsageError
-from contract.files import whole_file
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.files.atomic_files import whole_file
 
 __all__ = ["Witness"]
 
 
 class Witness:
-    """Of one key and fleet.
+    """The witness of one key and fleet.
 
     Args:
         file: the helper's key file.
-        key: its X25519 public key, 32 bytes: what was written of another, whose file this was before, says nothing.
+        key: its X25519 public key, 32 bytes. A witness file that was written for an earlier key says nothing.
     """
 
     def __init__(self, file: Path, fleet: str, key: bytes) -> None:
         self.path, self._key = file.with_name(f"{file.name}.{fleet}.opened"), key.hex()
 
     def check(self, ledger: bytes, opened: int, what: str) -> None:
-        """That no other ledger, and no newer state of this one, has opened sums with the key.
+        """Check that no other ledger, and no newer state of this one, has opened sums with the key.
 
         Args:
-            ledger: its id; empty for one that is new.
+            ledger: its id; empty for a new one.
             opened: how many sets it has opened.
-            what: stands for it in an error.
+            what: its name in an error.
 
         Raises:
             StoreError: the file cannot be read.
-            UsageError: one has.
+            UsageError: another ledger or a newer state has.
         """
         try:
-            told = self.path.read_text("ascii").split()
+            fields = self.path.read_text("ascii").split()
         except FileNotFoundError:
             return
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{self.path}", expected="what the helper wrote", got=str(error)) from None
-        if len(told) != 3 or not told[2].isdigit():
+        if len(fields) != 3 or not fields[2].isdigit():
             raise StoreError(f"{self.path}", expected="what the helper wrote", got="something else")
-        key, opener, times = told
+        key, opener, times = fields
         if key != self._key or not int(times):
             return
         hint = "the ledger itself, or protofleet helper --new-key and a new --store, for devices of another list"
@@ -58,10 +59,10 @@ class Witness:
             raise UsageError(what, expected=f"{times} openings", got=f"{opened}: an older copy", hint=hint)
 
     def write(self, ledger: bytes, opened: int) -> None:
-        """So many are open now; durable on return.
+        """Record the number of openings; durable on return.
 
         Raises:
-            StoreError: the disk refuses; nothing may be told.
+            StoreError: the disk refuses; no answer may be sent.
         """
         try:
             with whole_file(self.path, private=True) as file:

@@ -1,12 +1,13 @@
-"""The methods: one file each, and the registry that finds them.
+"""The methods: one file each, and the registry of all methods.
 
-A method is a class over `contract.methods.base.Method`. It is found
+A method is a class over `protofleet.contract.methods.base.Method`. The registry knows three sources:
 
-- as a file of this folder;
-- as an entry point of the group `protofleet.methods` of an installed package: `pip install my-method` is all;
-- as `package.module:Class`, wherever a command takes `--method`.
+- the files of this folder;
+- entry points of the group `protofleet.methods` in installed packages: `pip install my-method` is enough;
+- a class named as `package.module:Class`, wherever a command takes `--method`.
 
-`method(name)` gives the one object of it; `METHODS` lists all. CONTRIBUTING.md walks through a new one.
+`method(name)` returns the one object of a method. `METHODS` lists all methods. CONTRIBUTING.md explains, step by step,
+how to write a new one.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
-from contract.errors import MethodError, near_names
-from contract.methods.base import Head, Hyper, Local, Method, Value
-from contract.methods.guard import guarded
-from contract.statistics import Statistic
+from protofleet.contract.errors import MethodError, near_names
+from protofleet.contract.methods.base import Head, Hyper, Local, Method, Value
+from protofleet.contract.methods.plugin_guard import guarded
+from protofleet.contract.sums.statistics import Statistic
 
 __all__ = [
     "DEFAULT",
@@ -44,12 +45,13 @@ __all__ = [
 
 GROUP = "protofleet.methods"
 DEFAULT = "fedproto"  # where a person names none
-_NOT_METHODS = ("base", "guard")
+_NOT_METHODS = ("base", "plugin_guard")
+_ROOMS_OF_0_2 = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # as it stands in commands, manifests and messages
 
 
 class _Registry(Mapping[str, Method]):
-    """Methods by name, in alphabetical order: this folder's, installed ones, and those that were named by class."""
+    """Methods by name, in alphabetical order: those of this folder, of installed packages, and those named by class."""
 
     def __init__(self) -> None:
         self._known: dict[str, Method] = {}
@@ -59,18 +61,18 @@ class _Registry(Mapping[str, Method]):
         self._installed: dict[str, list[EntryPoint]] | None = None
         self._broken: set[str] = set()
 
-    def add(self, found: Method) -> None:
-        """Take up a method.
+    def add(self, entry: Method) -> None:
+        """Add a method.
 
         Raises:
             MethodError: when another class has its name.
         """
-        other = self._known.setdefault(found.name, found)
-        if type(other) is not type(found):
+        other = self._known.setdefault(entry.name, entry)
+        if type(other) is not type(entry):
             raise MethodError(
-                f"method {found.name}",
+                f"method {entry.name}",
                 expected="a name that no other method has",
-                got=f"{place_of(found)}, {place_of(other)}",
+                got=f"{place_of(entry)}, {place_of(other)}",
             )
 
     def _entries(self) -> dict[str, list[EntryPoint]]:
@@ -81,7 +83,7 @@ class _Registry(Mapping[str, Method]):
         return self._installed
 
     def installed(self) -> list[str]:
-        """Names that installed packages bring, whether they can be loaded or not."""
+        """Names of the methods of installed packages, whether they can be loaded or not."""
         return sorted(self._entries())
 
     def __getitem__(self, name: str) -> Method:
@@ -89,14 +91,14 @@ class _Registry(Mapping[str, Method]):
             places = sorted({entry.value for entry in self._entries()[name]})
             if len(places) > 1:
                 raise MethodError(f"entry point {name}", expected="one package that has it", got=", ".join(places))
-            found = _loaded(places[0])
-            if found.name != name:
-                raise MethodError(f"entry point {name}", expected=f"a method of that name: {name}", got=found.name)
-            self.add(found)
+            loaded = _loaded(places[0])
+            if loaded.name != name:
+                raise MethodError(f"entry point {name}", expected=f"a method of that name: {name}", got=loaded.name)
+            self.add(loaded)
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Those that can be loaded: a broken package is complained of where its method is named, and only there."""
+        """The methods that can be loaded. A broken package raises an error only where its method is named."""
         for name in self._entries().keys() - self._known.keys() - self._broken:
             try:
                 self[name]
@@ -128,7 +130,7 @@ def method(name: str) -> Method:
 
 
 def load_method(path: str) -> Method:
-    """The method of a class that is named by its place, known by its own name from then on.
+    """Load the method of a class `package.module:Class`. Afterwards it is known by its own name, too.
 
     Args:
         path: `package.module:Class`.
@@ -136,78 +138,93 @@ def load_method(path: str) -> Method:
     Raises:
         MethodError: when there is no such class, or it is no method.
     """
-    found = _loaded(path)
-    METHODS.add(found)
-    return METHODS[found.name]
+    loaded = _loaded(path)
+    METHODS.add(loaded)
+    return METHODS[loaded.name]
 
 
 def closing_method() -> Method:
     """The method that ends a run of another with one round over the bundle's extractor."""
-    return next(found for found in METHODS.values() if found.closes_runs)
+    return next(entry for entry in METHODS.values() if entry.closes_runs)
 
 
 def last_method(own: Method) -> Method:
-    """The method of a run's last round, as `aggregate` plans it where nothing else is asked for: the one that closes
-    runs after rounds that trained; what trains nothing has a result of its own already."""
+    """The method of a run's last round, unless `aggregate` is told otherwise.
+
+    After rounds of a method that trains, this is the method that closes runs. A method that trains nothing has a result
+    already, and is itself the last method.
+    """
     return closing_method() if own.trains else own
 
 
 def runs_on(own: str) -> tuple[str, ...]:
-    """The methods whose rounds a device with a bundle of method `own` can take part in: its own, and every one that
-    trains nothing, since that needs no more of a bundle than its extractor."""
-    return tuple(dict.fromkeys([own, *(name for name, found in METHODS.items() if not found.trains)]))
+    """The methods whose rounds a device can take part in, if its bundle is of method `own`.
+
+    These are `own` and every method that trains nothing: such a method needs only the bundle's extractor.
+    """
+    return tuple(dict.fromkeys([own, *(name for name, entry in METHODS.items() if not entry.trains)]))
+
+
+def _moved(error: BaseException) -> str | None:
+    """The hint for a method that was written for version 0.2, where each room was a package of its own."""
+    room = str(getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if room not in _ROOMS_OF_0_2:
+        return None
+    return f"protofleet.{room} in the place of {room}: from protofleet.contract.methods import Method"
 
 
 def _loaded(path: str) -> Method:
     module_name, _, class_name = path.partition(":")
-    expected = "package.module:Class, a class over contract.methods.Method"
+    expected = "package.module:Class, a class over protofleet.contract.methods.Method"
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        cls = getattr(importlib.import_module(module_name), class_name)
     except (Exception, SystemExit) as error:  # whatever the code of another raises while it is imported
         absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
         raise MethodError(
             f"method {path}",
             expected=expected,
             got=f"{type(error).__name__}: {error}",
-            hint="PYTHONPATH=FOLDER, where it lies, or pip install" if absent else None,
+            hint=_moved(error) or ("PYTHONPATH=FOLDER, where it lies, or pip install" if absent else None),
         ) from None
-    if not (inspect.isclass(found) and issubclass(found, Method) and found is not Method):
-        raise MethodError(f"method {path}", expected=expected, got=type(found).__name__)
+    if not (inspect.isclass(cls) and issubclass(cls, Method) and cls is not Method):
+        raise MethodError(f"method {path}", expected=expected, got=type(cls).__name__)
     missing = [
-        name for name in ("name", "title", "source", "summary", "sends", "inference", "way") if not _says(found, name)
+        name for name in ("name", "title", "source", "summary", "sends", "inference", "way") if not _says(cls, name)
     ]
     if missing:
         raise MethodError(f"method {path}", expected=f"a class that says its {missing[0]}", got="none")
-    if not _NAME.fullmatch(found.name):
+    if not _NAME.fullmatch(cls.name):
         raise MethodError(
-            f"method {path}", expected="a name of 1 to 32 of a-z, 0-9, - and _", got=found.name[:80] or "none"
+            f"method {path}", expected="a name of 1 to 32 of a-z, 0-9, - and _", got=cls.name[:80] or "none"
         )
-    kind = found.statistic
+    kind = cls.statistic
     if not (inspect.isclass(kind) and issubclass(kind, Statistic) and kind is not Statistic):
-        raise MethodError(f"method {path}", expected="a statistic over contract.statistics.Statistic", got="another")
+        raise MethodError(
+            f"method {path}", expected="a statistic over protofleet.contract.sums.statistics.Statistic", got="another"
+        )
     try:
-        return guarded(found(), path)
+        return guarded(cls(), path)
     except Exception as error:
         raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
 
 
-def _says(found: type[Method], name: str) -> bool:
-    return isinstance(getattr(found, name, None), str)
+def _says(cls: type[Method], name: str) -> bool:
+    return isinstance(getattr(cls, name, None), str)
 
 
 def _only_method(module: ModuleType) -> Method:
     """The method that a file of this folder defines."""
-    (found,) = [
+    (cls,) = [
         value
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
     ]
-    return found()
+    return cls()
 
 
-def place_of(found: Method) -> str:
-    """`package.module:Class`, by which another process can load it."""
-    return f"{type(found).__module__}:{type(found).__name__}"
+def place_of(entry: Method) -> str:
+    """The path `package.module:Class` of a method, with which another process can load it."""
+    return f"{type(entry).__module__}:{type(entry).__name__}"
 
 
 METHODS = _Registry()

@@ -1,7 +1,7 @@
-"""What a method is: one class that owns all that is true of it, wherever it runs.
+"""The base class of a method. One class owns all that is true of a method, in every room.
 
-A method is one file in this folder, or a class of an installed package. Read from top to bottom it tells the whole
-data flow, and every room asks it; no other file knows a method by name:
+A method is one file in this folder, or a class of an installed package. No other file knows a method by its name. Read
+from top to bottom, the class tells the whole flow of data:
 
     what it trains       `objective`, `heads`, `state`, `update_of`, `step_inputs`, `inputs`, `start`
     what it sends        `statistic`, `extractor`, `summarise`, `mechanism`
@@ -10,10 +10,13 @@ data flow, and every room asks it; no other file knows a method by name:
     how a device answers `answers`, `shared_answers`
     what it costs        `loss`, the fields of its statistic, `solves` (`hw_profiles/workload`)
 
-A statistic is made of declared fields only (`contract/statistics.py`), so a method cannot send anything else. The
-objective is torch, and lives in `export/objectives/`. `Hyper` is a hyper-parameter with the source of its default.
+Guarantees:
 
-A device gives a method a `Local`: its samples as features and counts, never as images.
+- A method sends only declared fields, because a statistic consists of nothing else (`contract/sums/statistics.py`).
+- A method never gets images. A device gives it a `Local`: its samples as features and counts.
+
+The objective is written in torch and lives in `export/objectives/`. `Hyper` is one hyper-parameter, with the source of
+its default.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ from typing import ClassVar, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, linear_answer, nearest_answer
-from contract.errors import MethodError, near_names
-from contract.mechanism import Mechanism
-from contract.messages import ClassRows
-from contract.rules import Rule, Source, Weighting, merge
-from contract.secret_noise import SecretNoise
-from contract.state import GlobalState
-from contract.statistics import ClassMeans, Participation, Statistic
+from protofleet.contract.errors import MethodError, near_names
+from protofleet.contract.heads.answers import Answer, linear_answer, nearest_answer
+from protofleet.contract.privacy.mechanism import Mechanism
+from protofleet.contract.privacy.secret_noise import SecretNoise
+from protofleet.contract.sums.merge_rules import Rule, Source, Weighting, merge
+from protofleet.contract.sums.statistics import ClassMeans, Participation, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = [
     "Extractor",
@@ -80,10 +83,10 @@ class Hyper:
     Attributes:
         default: also fixes the type: int, float or str.
         source: paper, equation, table or public code that the default is taken from.
-        choices: the allowed names, for a str; for a number, words that may stand in its place.
+        choices: the allowed names, for a str. For a number: the words that are allowed instead of it.
         low: the smallest allowed number.
         high: the largest allowed number.
-        number: whether a number is taken although the default is one of the words.
+        number: whether a number is allowed although the default is one of the words.
     """
 
     default: Value
@@ -101,18 +104,18 @@ class Hyper:
         """
         if value in self.choices:
             return str(value)
-        words = ", ".join(self.choices)
+        alternatives = ", ".join(self.choices)
         if isinstance(self.default, str) and not self.number:
-            raise MethodError(f"{name}", expected=f"one of {words}", got=value)
+            raise MethodError(f"{name}", expected=f"one of {alternatives}", got=value)
         kind = int if isinstance(self.default, int) else float
-        beside = f", or {words}" if words else ""
+        or_words = f", or {alternatives}" if alternatives else ""
         try:
             number = kind(str(value))
         except ValueError:
-            wanted = f"a{' whole' if kind is int else ''} number{beside}"
-            raise MethodError(f"{name}", expected=wanted, got=value) from None
+            a_number = f"a{' whole' if kind is int else ''} number{or_words}"
+            raise MethodError(f"{name}", expected=a_number, got=value) from None
         if not (self.low <= number <= self.high and math.isfinite(number)):
-            raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}{beside}", got=value)
+            raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}{or_words}", got=value)
         return number
 
 
@@ -127,7 +130,7 @@ def sgd(source: str, *, lr: float, momentum: float, weight_decay: float, epochs:
 
 
 def noised() -> dict[str, Hyper]:
-    """The hyper-parameters of methods that send nothing without noise (`contract/noised_sums.py`)."""
+    """The hyper-parameters of methods that send nothing without noise (`contract/privacy/noised_sums.py`)."""
     return {
         "noise_multiplier": Hyper(
             3.731, "ours: ε = 1 at δ = 1e-5 for one release (Balle and Wang, ICML 2018)", low=1e-3, high=1e6
@@ -158,9 +161,9 @@ class StartState:
     """A tensor of the training step that is neither the backbone's nor the head's.
 
     Attributes:
-        shape: what the cost models and the step's trace ask for.
-        values: gives what it is at the start, float of that shape; may take a while.
-        trained: whether a step moves it.
+        shape: its shape, for the cost models and the trace of the step.
+        values: computes its start values, float of that shape. This may take a while.
+        trained: whether a training step moves it.
     """
 
     shape: tuple[int, ...]
@@ -169,10 +172,10 @@ class StartState:
 
 
 class Merged(Protocol):
-    """What a round's statistics come to.
+    """The merged statistic of a round.
 
     Attributes:
-        present: (C,) which classes someone held.
+        present: (C,) whether any device had samples of a class.
     """
 
     @property
@@ -180,18 +183,21 @@ class Merged(Protocol):
 
 
 class Local(Protocol):
-    """What a device offers a method in a round: features of its own samples, under its present weights.
+    """A device's data for a method in a round: features of its own samples, under its present weights.
 
-    Only samples that may be told of are in it: classes with fewer examples than the aggregator's `min_samples` are left
-    out, unless the method's statistic says nothing of counts (`Statistic.COUNTED`), and those that were forgotten.
+    Only samples that may be sent are in it. Left out are:
+
+    - classes with fewer examples than the aggregator's `min_samples`, unless the method's statistic says nothing of
+      counts (`Statistic.COUNTED`);
+    - classes that were forgotten.
 
     Attributes:
-        hyper: the round's method's hyper-parameters, settled.
+        hyper: the resolved hyper-parameters of the round's method.
         classes, width: C and D.
         params: the device's present weights by state-tensor name.
         counts: (C,) int64, its labelled samples of each class.
-        asked: (C,) bool, the classes that may be told of whatever the samples: all that were not forgotten.
-        min_samples: no group of fewer may be told of.
+        asked: (C,) bool, the classes that were not forgotten. They may be sent whatever the samples are.
+        min_samples: a statistic over fewer samples than this may not be sent.
     """
 
     min_samples: int
@@ -206,60 +212,68 @@ class Local(Protocol):
         """Blocks of features (n, D) and their labels (n,), by its own weights or the bundle's."""
 
     def class_means(self) -> ClassMeans:
-        """The class means of its own features; computed once for each weights."""
+        """The class means of its own features, computed once for given weights."""
 
     def own_head(self) -> Float64 | None:
-        """The head that a method with a personal one makes of all the device's samples (`personal_head`); None where it
-        has none, or where samples were never seen. Computed once for each weights."""
+        """The personal head of the device's samples (`Method.personal_head`), computed once for given weights.
+
+        None if the method has no personal head, or if the device has never had samples.
+        """
 
     def noise(self) -> np.random.Generator:
-        """A generator that this round's random choices are drawn from: fixed by a secret of the device, so that a round
-        that is repeated gives the same bytes. Not for noise that is to hide anything."""
+        """A generator for this round's random choices. It is not for noise that must hide anything.
+
+        A secret of the device fixes its seed, so a repeated round gives the same bytes.
+        """
 
     def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
-        """Normal noise that nobody without the device's secret can tell from chance, for these very numbers: other ones
-        get other noise, the same ones in the same round the same."""
+        """Normal noise for the numbers `of`. Without the device's secret nobody can tell it from chance.
+
+        Other numbers get other noise. The same numbers in the same round get the same noise.
+        """
 
 
 class Method(ABC):
-    """One method. A class attribute is a fact; a method of the class is a step of the data's way.
+    """One method. A class attribute is a fact; a function of the class is one step of the data flow.
 
     Attributes:
-        name: in commands, manifests and messages; lower case, at most 32 characters.
+        name: the name in commands, manifests and messages; lower case, at most 32 characters.
         title: the name as its paper writes it.
         source: the paper and its equations.
-        summary: what it is, in a few words.
+        summary: a description in a few words.
         sends: what a device sends in a round, in words.
         inference: how a device answers, in words.
-        way: the way of answering, of those that `answers` and `shared_answers` give, that is the method's own.
+        way: the method's own way of answering: one of those that `answers` and `shared_answers` return.
         hyper: hyper-parameters by name.
-        objective: what training minimises: a file of `export/objectives/`, or `package.module:function`; None when
+        objective: what training minimises: a file of `export/objectives/`, or `package.module:function`. None if
             nothing is trained.
-        heads: the heads the objective allows, default first.
-        loss: what the loss consists of, for the cost models.
-        statistic: what a contribution carries.
-        extractor: whose features are summarised: the device's own `local` weights, or the `bundle`'s, which every
-            device shares. Gram sums are only meaningful over one shared extractor.
+        heads: the heads that the objective allows, default first.
+        loss: the terms of the loss, for the cost models.
+        statistic: the kind of statistic in a contribution.
+        extractor: the weights that make the features: the device's own (`local`), or the `bundle`'s, which every device
+            shares. Gram sums only make sense over one shared extractor.
         unit_features: whether features are put on the unit sphere before they are summarised and classified.
         weighting: the weight w_ij of device i's row of class j in Σ_i w_ij r_ij / Σ_i w_ij, unless the hyper-parameter
-            `aggregation` says otherwise: its `count` n_ij, its `share` n_ij / n_i, 1 for each `client` that holds the
-            class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it, and `twice` the
-            count, divided by the number of clients that hold the class once more, as FedProto's eq. 4 does.
+            `aggregation` says otherwise. It is the `count` n_ij, the `share` n_ij / n_i, or 1 for each `client` that
+            holds the class. `printed` is the share, divided by the number of clients, as FedHP's eq. 5 prints it.
+            `twice` is the count, divided once more by the number of clients that hold the class, as in FedProto's
+            eq. 4.
         global_rows: what comes back to the devices: kinds of class rows, each of `features` or `classes` numbers, or of
             `one`.
         shared_state: state tensors that must be equal in all bundles of one fleet.
         privacy: what a contribution says about the samples behind it, in words.
-        encoding: how its numbers travel unless the aggregator is told otherwise.
+        encoding: how its numbers travel, unless the aggregator is told otherwise.
         solves: what the aggregator computes of the merged statistic, for the cost models: a head by `ridge` regression,
-            or nothing that counts.
-        solved_with: hyper-parameters that the aggregator alone uses, in making a head of the merged statistic: with
-            others of these it can make another head of the same contributions, which devices need not know of.
-        warm_prototypes: whether a device's own class mean may stand for a prototype that nobody has sent yet.
-        has_personal_head: whether a device makes itself a head of its own samples that it can answer with, too.
-        closes_runs: whether a run of another method may end with one round of it.
-        rounds: how many a run has when a person names none.
-        stands: whether its sums can stand without rounds: they are over the bundle's extractor, add up and can be taken
-            out again, and what comes back follows from them alone (`aggregator/standing.py`).
+            or nothing that takes time.
+        solved_with: hyper-parameters that only the aggregator uses, to make a head of the merged statistic. With other
+            values it can make another head of the same contributions. Devices need not know the values.
+        warm_prototypes: whether a device's own class mean may replace a prototype that nobody has sent yet.
+        has_personal_head: whether a device makes a head of its own samples, with which it can answer, too.
+        closes_runs: whether a run of another method may end with one round of this method.
+        rounds: how many rounds a run has if a person names no number.
+        stands: whether its sums can stand without rounds. This needs three things: the sums are over the bundle's
+            extractor; they add up and can be taken out again; what comes back follows from them alone
+            (`aggregator/merging/exact_sums.py`).
         first_run: hyper-parameters for a first short run on a small data set.
     """
 
@@ -300,10 +314,10 @@ class Method(ABC):
 
     @property
     def shares(self) -> bool:
-        """Whether devices train with what comes back of the others: not where nothing is trained, or nothing sent."""
+        """Whether devices train with rows that come back from other devices."""
         return self.trains and bool(self.global_rows)
 
-    def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
+    def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Every hyper-parameter of this method: the defaults, overridden by `given` and checked.
 
         Raises:
@@ -317,28 +331,31 @@ class Method(ABC):
                 )
         return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in self.hyper.items()}
 
-    def settled_in(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
-        """Its hyper-parameters in a bundle of any method: those the bundle has, settled there, and its defaults."""
-        return {name: hyper.get(name, known.default) for name, known in self.hyper.items()}
+    def resolved_in(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
+        """Its hyper-parameters in a bundle of any method: the bundle's values where it has them, else the defaults."""
+        return {name: hyper.get(name, parameter.default) for name, parameter in self.hyper.items()}
 
     def groups(self, hyper: Mapping[str, Value]) -> int:
-        """How many rows a device sends of each class, where its statistic has room for several."""
+        """How many rows of each class a device sends, where its statistic has room for several."""
         return 1
 
     def variants(self, width: int) -> tuple[Mapping[str, Value], ...]:
-        """Settings that are worth comparing before a fleet starts, of a method that trains nothing: what differs from
-        the defaults, for features of width D. Each word that may stand where a default is one makes another."""
-        words = {name: hyper.choices for name, hyper in self.hyper.items() if not hyper.number}
-        others = [{name: word} for name, known in words.items() for word in known if word != self.hyper[name].default]
+        """Settings that are worth comparing before a fleet starts, for a method that trains nothing.
+
+        Each is what differs from the defaults, for features of width D. By default they are no difference, and each
+        other word of a hyper-parameter whose values are words.
+        """
+        named = {name: parameter for name, parameter in self.hyper.items() if not parameter.number}
+        others = [{name: word} for name, hyper in named.items() for word in hyper.choices if word != hyper.default]
         return ({}, *others)
 
     def row_kinds(self, hyper: Mapping[str, Value], classes: int, width: int) -> dict[str, int]:
-        """What comes back, by kind: how many numbers a row of it has."""
+        """The kinds of rows that come back, and how many numbers a row of each kind has."""
         sizes = {"features": self.row_width(hyper, width), "classes": classes, "one": 1}
         return {kind: sizes[named] for kind, named in self.global_rows.items()}
 
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:  # noqa: B027
-        """Whether these settled hyper-parameters fit C classes and features of width D.
+        """Whether these resolved hyper-parameters fit C classes and features of width D.
 
         Raises:
             MethodError: when they do not.
@@ -349,17 +366,17 @@ class Method(ABC):
         return width
 
     def preparation(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
-        """The hyper-parameters that say what is done to features before they are summed."""
+        """The hyper-parameters of what is done to features before they are summed."""
         return {}
 
     def agreement(self, hyper: Mapping[str, Value]) -> dict[str, object]:
-        """What all bundles of one fleet must agree in, by what it is."""
+        """The values that must be equal in all bundles of one fleet, by their names."""
         return {"weighting": self.weighting_of(hyper)}
 
     # ── training on the device ──────────────────────────────────────────────────────────────────────────────────────
 
     def state(self, classes: int, width: int, seed: int) -> dict[str, StartState]:
-        """Tensors of the training step beside the backbone's and the head's, by name."""
+        """The tensors of the training step besides those of the backbone and the head, by name."""
         return {}
 
     def update_of(self, name: str, hyper: Mapping[str, Value]) -> Update:
@@ -369,11 +386,12 @@ class Method(ABC):
         return Update("sgd", None, float(hyper.get("momentum", 0.0)), float(hyper.get("weight_decay", 0.0)))
 
     def step_inputs(self, hyper: Mapping[str, Value]) -> dict[str, tuple[Literal["classes", "features"], ...]]:
-        """What the training step reads besides the inputs that every step has (`contract.bundle`): names and shapes."""
+        """The names and shapes of further inputs of the training step, besides those of every step
+        (`protofleet.contract.bundle.bundle_file`)."""
         return {}
 
     def inputs(self, counts: NDArray[np.int64], state: GlobalState, classes: int, width: int) -> dict[str, Float32]:
-        """Values of the step's inputs that come from the global state and from what the device knows of its labels.
+        """The values of the step's inputs that come from the global state, or from the device's labels.
 
         Args:
             counts: (C,) labelled samples of each class.
@@ -385,7 +403,7 @@ class Method(ABC):
         return {"prototypes": prototypes, "prototype_mask": mask}
 
     def start(self, params: Mapping[str, Float32], given: Mapping[str, Float32]) -> dict[str, Float32]:
-        """Weights that a round starts from instead of the device's own: those that the global state replaces."""
+        """The weights that the global state replaces at the start of a round."""
         return {}
 
     def uses_unlabelled(self, hyper: Mapping[str, Value]) -> bool:
@@ -393,7 +411,7 @@ class Method(ABC):
         return False
 
     def mean_over_samples(self, hyper: Mapping[str, Value]) -> bool:
-        """Whether its loss of a batch is the mean of those of its samples, so that a batch can be trained in parts."""
+        """Whether the loss of a batch is the mean over its samples, so that a batch can be trained in parts."""
         return not self.uses_unlabelled(hyper)
 
     # ── what leaves the device ──────────────────────────────────────────────────────────────────────────────────────
@@ -410,7 +428,7 @@ class Method(ABC):
 
     @property
     def merged(self) -> type:
-        """What `merge` gives."""
+        """The type that `merge` returns."""
         return self.statistic
 
     def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
@@ -419,56 +437,58 @@ class Method(ABC):
         return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
 
     def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Merged:
-        """What a round's statistics come to: one statistic, or what else a method makes of them.
+        """Merge a round's statistics into one, or into what else a method makes of them.
 
         Args:
-            source: called for each pass over them.
-            rule: of the aggregator's choice, where the statistic is class means; other sums always add up.
+            source: called for each pass over the statistics.
+            rule: the aggregator's choice, where the statistic is class means. Other sums always add up.
 
         Raises:
-            StatisticError: when there is none, or they differ in kind or shape.
+            StatisticError: when there is no statistic, or when they differ in kind or shape.
         """
         return merge(source, rule if self.statistic.is_class_means() else "mean", self.weighting_of(hyper))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
-        """What a round's merged statistic makes of the global state: the kinds of rows that are new.
+        """The new rows of the global state, by kind, from a round's merged statistic.
 
         Args:
             previous: rows of the state that the round started from, by kind.
-            hyper: the bundle's, with what the aggregator was told to take instead.
+            hyper: the bundle's hyper-parameters, with those that the aggregator was told to use instead.
         """
         return {}
 
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
-        """What was chosen in the making of the result, in a few words; empty where nothing was."""
+        """The choices that were made for the result, in a few words; empty where there were none."""
         return ""
 
     def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
-        """Why what a round gave may be bad, in one line; empty where nothing speaks against it."""
+        """Why the result of a round may be bad, in one line; empty where there is no reason."""
         return ""
 
     # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def alone_way(self, head: str) -> str:
-        """How a device that hears from nobody answers: by its head, or where there is none, by its own prototypes; of
-        a method that trains nothing, as with the others.
+        """The way of answering of a device that hears from nobody.
+
+        It is the device's head, or its own prototypes where it has no head. With a method that trains nothing, it is
+        the same way as in a fleet.
 
         Args:
-            head: the bundle's.
+            head: the bundle's head.
         """
         if not self.trains:
             return self.way
         return "own_prototype" if head == "none" else "head"
 
     def own_prototypes(self, local: Local) -> tuple[Float64, NDArray[np.bool_]]:
-        """The prototypes that a device has itself: (C, D), and (C,) which there are."""
+        """The device's own prototypes (C, D), and for which classes it has one (C,)."""
         means = local.class_means()
         return means.means, means.present
 
     def personal_head(self, local: Local) -> Float64 | None:
-        """Where `has_personal_head`, a head (C, D) of the device's own samples and features, which never leaves it."""
+        """A head (C, D) of the device's own samples and features, if `has_personal_head`. It stays on the device."""
         return None
 
     def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
@@ -478,18 +498,18 @@ class Method(ABC):
         - `prototype`: the nearest prototype, arg min_j ‖f(x) − c_j‖₂ (FedProto, eq. 2), over the global prototypes,
           and its own for classes that have no global one;
         - `prototype_among_own`: the same among the classes that it holds, as in FedProto's public code;
-        - `own_prototype`: the nearest of the prototypes that it has itself.
+        - `own_prototype`: the nearest of its own prototypes.
 
-        A way that could name no class is not among them.
+        A way that could name no class is left out.
         """
-        mine, known = self.own_prototypes(local)
-        prototypes, present = mine, known
+        own, own_present = self.own_prototypes(local)
+        prototypes, present = own, own_present
         if state is not None and state.prototypes is not None:
             shared, shared_present = state.prototypes.dense(local.classes, local.width)
             prototypes = np.where(shared_present[:, None], shared, prototypes)
             present = present | shared_present
         among = {"prototype": (prototypes, present), "prototype_among_own": (prototypes, present & (local.counts > 0))}
-        among["own_prototype"] = mine, known
+        among["own_prototype"] = own, own_present
         answers: dict[str, Answer] = {way: nearest_answer(*rows) for way, rows in among.items() if rows[1].any()}
         if "head.weight" in local.params:
             answers["head"] = linear_answer(local.params["head.weight"], local.params.get("head.bias"))
@@ -503,8 +523,8 @@ class Method(ABC):
 
 
 def newer_rows(previous: ClassRows | None, rows: Float64, present: NDArray[np.bool_]) -> ClassRows:
-    """Rows (C, W) of the classes that someone held, and the previous rows of the others."""
+    """The new rows (C, W) of the classes that are present, and the previous rows of all others."""
     if previous is None:
         return ClassRows.of(rows, present)
-    before, held = previous.dense(*rows.shape)
-    return ClassRows.of(np.where(present[:, None], rows, before), held | present)
+    before, before_present = previous.dense(*rows.shape)
+    return ClassRows.of(np.where(present[:, None], rows, before), before_present | present)

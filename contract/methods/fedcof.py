@@ -1,16 +1,17 @@
-"""FedCOF: class means of frozen features, from whose spread over devices the server knows their covariance, too.
+"""FedCOF: class means of frozen features; their spread over devices tells the server the covariance, too.
 
 Goswami et al., "Covariances for Free: Exploiting Mean Distributions for Federated Learning with Pre-Trained Models",
-NeurIPS 2025, arXiv 2412.14326. For the bytes of class means, nearly the head of FFC's sums.
+NeurIPS 2025, arXiv 2412.14326. It sends the bytes of class means, and gives nearly the head of FFC's sums.
 
     statistic   means of unit features over random groups of a device's samples of each class, and their sizes
     merged      class means, and the covariance within classes from how the groups' means scatter (prop. 1)
-    head        the linear discriminant of these, its ridge chosen by the error it expects (contract/discriminant.py)
+    head        the linear discriminant of these, its ridge chosen by the error it expects
+                (contract/heads/discriminant.py)
     answer      arg max_j (W z + w)_j
 
-The paper's devices send one mean of each class. Where there are few devices, several groups of each tell more: none is
-smaller than the aggregator's `min_samples`. With one group of every class in all there is no spread, and the head is
-the nearest class mean.
+The paper's devices send one mean of each class. Where there are few devices, several groups of each class tell more. No
+group is smaller than the aggregator's `min_samples`. With only one group of every class in all there is no spread, and
+the head is the nearest class mean.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from contract.answers import Answer, linear_answer
-from contract.covariance import MeanSpread, random_groups
-from contract.discriminant import chosen_in_words, discriminant_head, doubted_choice
-from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
-from contract.methods.ncm import UnitMeans
-from contract.rules import Rule, Source
-from contract.sphere import unit_rows
-from contract.state import GlobalState
-from contract.statistics import MAX_GROUPS, Field, Rows, Statistic
-from contract.terminal import counted
+from protofleet.contract.heads.answers import Answer, linear_answer
+from protofleet.contract.heads.covariance import MeanSpread, random_groups
+from protofleet.contract.heads.discriminant import chosen_in_words, discriminant_head, doubted_choice
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
+from protofleet.contract.methods.ncm import UnitMeans
+from protofleet.contract.printable import counted
+from protofleet.contract.sums.merge_rules import Rule, Source
+from protofleet.contract.sums.statistics import MAX_GROUPS, Field, Rows, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["FedCOF", "GroupMeans"]
 
@@ -93,12 +94,12 @@ class FedCOF(Method):
         places = local.classes * GroupMeans.GROUPS
         total = GroupMeans.zero(local.classes, local.width)
         for features, labels in local.features(self.extractor):
-            drawn = np.empty(len(labels), np.int64)
+            drawn_groups = np.empty(len(labels), np.int64)
             for row, label in enumerate(labels):
-                drawn[row] = groups[upcoming[label]]
+                drawn_groups[row] = groups[upcoming[label]]
                 upcoming[label] += 1
             z = unit_rows(features.astype(np.float64))
-            total = total.merge(GroupMeans.of(z, labels * GroupMeans.GROUPS + drawn, places))
+            total = total.merge(GroupMeans.of(z, labels * GroupMeans.GROUPS + drawn_groups, places))
         return total
 
     def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Merged:
@@ -123,9 +124,9 @@ class FedCOF(Method):
 
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, MeanSpread)
-        words = chosen_in_words(merged.within, _given_ridge(hyper))
+        choice = chosen_in_words(merged.within, _given_ridge(hyper))
         groups, classes = int(merged.groups.sum()), int(merged.present.sum())
-        return f"{counted(groups, 'group')} of {counted(classes, 'class', 'classes')}, {words}"
+        return f"{counted(groups, 'group')} of {counted(classes, 'class', 'classes')}, {choice}"
 
     def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, MeanSpread)

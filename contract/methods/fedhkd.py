@@ -1,8 +1,8 @@
 """FedHKD*: mean features and mean soft predictions of each class, averaged over devices, teach each device's head.
 
 Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and Personalized Models through Federated Learning with
-Data-Free Hyper-Knowledge Distillation", ICLR 2023. FedHKD* is the paper's variant that sends hyper-knowledge without
-averaged weights; with them it is an algorithm of the lab (`lab/algorithms/fedhkd.py`).
+Data-Free Hyper-Knowledge Distillation", ICLR 2023. FedHKD* is the paper's variant that sends hyper-knowledge, and no
+weights to average. With averaged weights it is an algorithm of the lab (`lab/algorithms/fedhkd.py`).
 
     statistic   h_ij = mean of f(x), q_ij = mean of softmax(logits / T), over device i's samples of class j
     noise       Gaussian, on features clipped to ζ and, unless `noise_on` says otherwise, on soft predictions
@@ -21,12 +21,12 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from contract.answers import linear_logits, softmax
-from contract.mechanism import RowNoise
-from contract.messages import ClassRows
-from contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows
-from contract.state import GlobalState
-from contract.statistics import Field, Rows, Statistic, class_sums
+from protofleet.contract.heads.answers import linear_logits, softmax
+from protofleet.contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows
+from protofleet.contract.privacy.mechanism import RowNoise
+from protofleet.contract.sums.statistics import Field, Rows, Statistic, class_sums
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["FedHKD", "HyperKnowledge"]
 
@@ -127,8 +127,8 @@ class FedHKD(Method):
         total = HyperKnowledge.zero(local.classes, local.width)
         for features, labels in local.features("local"):
             soft = softmax(linear_logits(features, weight, bias) / temperature)
-            kept = features if mechanism is None else mechanism.clipped(features)
-            total = total.merge(HyperKnowledge.of(kept, soft, labels, local.classes))
+            bounded = features if mechanism is None else mechanism.clipped(features)
+            total = total.merge(HyperKnowledge.of(bounded, soft, labels, local.classes))
         if mechanism is None:
             return total
         return mechanism.released(total, local.secret_noise(repr(mechanism).encode(), *total.arrays(), total.counts))

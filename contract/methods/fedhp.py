@@ -1,4 +1,4 @@
-"""FedHP: prototypes are trained beside the backbone and held apart by fixed anchors; the classifier is skipped.
+"""FedHP: prototypes are trained beside the backbone, and fixed anchors keep them apart. There is no classifier.
 
 Fonio et al., "FedHP: Federated Learning with Hyperspherical Prototypical Regularization", ESANN 2024.
 
@@ -8,7 +8,7 @@ Fonio et al., "FedHP: Federated Learning with Hyperspherical Prototypical Regula
     merged      π_j = Σ_i w_ij π_ij / Σ_i w_ij with w_ij = n_ij / n_i                       eq. 5, see `aggregation`
     answer      arg min_j ‖f(x) − π_j‖₂
 
-A round starts from the global prototypes; a device keeps its own of a class that has none.
+A round starts from the global prototypes. For a class without a global prototype, a device keeps its own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.methods.base import Head, Hyper, Local, LossTerm, StartState, Update, Value, sgd
-from contract.methods.fedproto import FedProto
-from contract.rules import Weighting
-from contract.sphere import uniform_prototypes
-from contract.statistics import ClassMeans, Statistic
+from protofleet.contract.heads.sphere import uniform_prototypes
+from protofleet.contract.methods.base import Head, Hyper, Local, LossTerm, StartState, Update, Value, sgd
+from protofleet.contract.methods.fedproto import FedProto
+from protofleet.contract.sums.merge_rules import Weighting
+from protofleet.contract.sums.statistics import ClassMeans, Statistic
 
 __all__ = ["FedHP"]
 
@@ -72,8 +72,8 @@ class FedHP(FedProto):
     def start(
         self, params: Mapping[str, NDArray[np.float32]], given: Mapping[str, NDArray[np.float32]]
     ) -> dict[str, NDArray[np.float32]]:
-        held = given["prototype_mask"][:, None] > 0
-        return {_LEARNED: np.where(held, given["prototypes"], params[_LEARNED])}
+        has_global = given["prototype_mask"][:, None] > 0
+        return {_LEARNED: np.where(has_global, given["prototypes"], params[_LEARNED])}
 
     def summarise(self, local: Local) -> Statistic:
         return ClassMeans.from_means(local.params[_LEARNED], local.counts)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from contract.methods.base import Head, Hyper, sgd
-from contract.methods.fedproto import FedProto
-from contract.rules import Weighting
+from protofleet.contract.methods.base import Head, Hyper, sgd
+from protofleet.contract.methods.fedproto import FedProto
+from protofleet.contract.sums.merge_rules import Weighting
 
 __all__ = ["FedPR"]
 

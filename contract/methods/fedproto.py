@@ -7,7 +7,7 @@ Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients
     loss        CE(head(f(x)), y) + λ · d(f(x), c̄_y)                                        eq. 5, 6
     answer      arg min_j ‖f(x) − c̄_j‖₂                                                     eq. 2
 
-With unlabelled samples, the risk of Lin et al., ICML 2022, is added (`pu_weight`).
+If a device has unlabelled samples, the risk of Lin et al., ICML 2022, can be added (`pu_weight`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,21 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.messages import ClassRows
-from contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows, sgd
-from contract.state import GlobalState
-from contract.statistics import ClassMeans, Statistic
+from protofleet.contract.methods.base import (
+    Head,
+    Hyper,
+    Local,
+    LossTerm,
+    Merged,
+    Method,
+    RowWidth,
+    Value,
+    newer_rows,
+    sgd,
+)
+from protofleet.contract.sums.statistics import ClassMeans, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["FedProto"]
 

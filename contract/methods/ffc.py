@@ -1,16 +1,19 @@
 """FFC: a linear head in closed form over frozen features, from sums that add up to those of the pooled data.
 
-Dong et al., "SphereFed: Hyperspherical Federated Learning", ECCV 2022, eq. 6 to 12. Here it runs over the bundle's own
-extractor, which every device shares whatever it has trained locally, since sums of features only add up over one.
+Dong et al., "SphereFed: Hyperspherical Federated Learning", ECCV 2022, eq. 6 to 12. It runs over the bundle's own
+extractor. Every device shares that extractor, whatever it has trained locally, and sums of features add up only over
+one extractor.
 
     statistic   A_i = Σ z zᵀ, b_i = Σ z yᵀ over unit features z = f(x)/‖f(x)‖, projected where that is agreed   eq. 10
     merged      A = Σ_i A_i, b = Σ_i b_i                                                                        eq. 11
-    head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D, `auto`: chosen from the sums (contract/ridge.py)     eq. 12
+    head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D, `auto`: chosen from the sums (contract/heads/ridge.py)
+                eq. 12
     answer      arg max_j (W z)_j
 
-The same sums make another head, `form=discriminant`: the nearest class mean by the covariance within classes, as GH-OFL
-(Turazza et al., ICLR 2026) makes it of them. It does not prefer the classes that devices have most samples of. Which
-form and which ridge is the aggregator's choice (`solved_with`): devices send and answer alike.
+With `form=discriminant`, the same sums make another head: the nearest class mean by the covariance within classes, as
+GH-OFL (Turazza et al., ICLR 2026) makes it. This head does not prefer the classes of which devices have most samples.
+
+The aggregator chooses form and ridge (`solved_with`); devices send and answer in the same way for every choice.
 
 A device's own sums make a personal head of the same form (`personal_head`).
 """
@@ -26,17 +29,17 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, linear_answer
-from contract.covariance import within_gram
-from contract.discriminant import chosen_in_words, discriminant_head, doubted_choice, without_bias
-from contract.errors import MethodError
-from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
-from contract.ridge import Ridge, doubt, scarce_or_uneven, solve
-from contract.spectrum import repeated
-from contract.sphere import projection, unit_rows
-from contract.state import GlobalState
-from contract.statistics import FeatureGram, Statistic
+from protofleet.contract.errors import MethodError
+from protofleet.contract.heads.answers import Answer, linear_answer
+from protofleet.contract.heads.covariance import within_gram
+from protofleet.contract.heads.discriminant import chosen_in_words, discriminant_head, doubted_choice, without_bias
+from protofleet.contract.heads.ridge import Ridge, doubt, scarce_or_uneven, solve
+from protofleet.contract.heads.spectrum import repeated
+from protofleet.contract.heads.sphere import projection, unit_rows
+from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
+from protofleet.contract.sums.statistics import FeatureGram, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["CALIBRATION", "FFC", "agreed_projection", "closed_form", "personal_head", "prepared", "ridge_of"]
 
@@ -154,38 +157,38 @@ def personal_head(local: Local) -> NDArray[np.float64]:
 
 
 def closed_form(gram: FeatureGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:
-    """The head (C, D) of these sums, by the `form` and `ridge` among settled hyper-parameters; W z is its answer."""
+    """The head (C, D) of these sums, by the `form` and `ridge` among resolved hyper-parameters; W z is its answer."""
     return _solved(gram, hyper).weights
 
 
 @dataclass(frozen=True, eq=False)
 class _Solved:
-    """A head (C, D), what was chosen in its making, in words, and why that may be bad."""
+    """A head (C, D), the choices made for it in words, and why they may be bad."""
 
     weights: NDArray[np.float64]
     words: str
     doubt: str = ""
 
 
-_kept: weakref.WeakKeyDictionary[FeatureGram, dict[tuple[Value, Value], _Solved]] = weakref.WeakKeyDictionary()
+_solutions: weakref.WeakKeyDictionary[FeatureGram, dict[tuple[Value, Value], _Solved]] = weakref.WeakKeyDictionary()
 
 
 def _solved(gram: FeatureGram, hyper: Mapping[str, Value]) -> _Solved:
-    """Solved once, since an eigendecomposition of 1,280 columns takes half a second."""
-    kept, asked = _kept.setdefault(gram, {}), (hyper["form"], hyper["ridge"])
-    if asked not in kept:
+    """The head of these sums, solved once and kept: an eigendecomposition of 1,280 columns takes half a second."""
+    of_gram, settings = _solutions.setdefault(gram, {}), (hyper["form"], hyper["ridge"])
+    if settings not in of_gram:
         make = _discriminant if hyper["form"] == "discriminant" else _regression
-        kept[asked] = make(gram, ridge_of(hyper))
-    return kept[asked]
+        of_gram[settings] = make(gram, ridge_of(hyper))
+    return of_gram[settings]
 
 
 def _regression(gram: FeatureGram, ridge: Ridge) -> _Solved:
-    found = solve(gram.matrix, gram.cross, gram.counts, ridge)
-    if found.choice is None:
-        return _Solved(found.weights, f"ridge {found.ridge:g}, as given")
+    solution = solve(gram.matrix, gram.cross, gram.counts, ridge)
+    if solution.choice is None:
+        return _Solved(solution.weights, f"ridge {solution.ridge:g}, as given")
     why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
-    doubted = repeated(found.ridge) if found.choice.is_limited else ""
-    return _Solved(found.weights, f"ridge {found.ridge:.2g}, {why[found.choice.by]}", doubted)
+    doubted = repeated(solution.ridge) if solution.choice.is_limited else ""
+    return _Solved(solution.weights, f"ridge {solution.ridge:.2g}, {why[solution.choice.by]}", doubted)
 
 
 def _discriminant(gram: FeatureGram, ridge: Ridge) -> _Solved:
@@ -196,5 +199,5 @@ def _discriminant(gram: FeatureGram, ridge: Ridge) -> _Solved:
 
 
 def ridge_of(hyper: Mapping[str, Value]) -> Ridge:
-    """FFC's ridge among settled hyper-parameters: a number, or `auto`."""
+    """FFC's ridge among resolved hyper-parameters: a number, or `auto`."""
     return "auto" if hyper["ridge"] == "auto" else float(hyper["ridge"])

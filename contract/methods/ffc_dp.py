@@ -1,15 +1,17 @@
-"""FFC-DP: FFC with noise on what a device sends, so that it is (ε, δ)-differentially private about each of its samples.
+"""FFC-DP: FFC with noise on what a device sends, which makes it (ε, δ)-differentially private for each of its samples.
 
-A linear head in closed form over frozen unit features (`ffc.py`), from sums and counts that the device has noised: the
-way of AdaSSP (Wang, UAI 2018), which noises such sums once for all samples, here by each device for its own.
+The result is a linear head in closed form over frozen unit features (`ffc.py`), from sums and counts that each device
+has noised. AdaSSP (Wang, UAI 2018) noises such sums once for all samples; here each device noises its own.
 
     statistic   A = Σ z zᵀ, B = Σ e_y zᵀ and n = Σ e_y over unit features z, projected where that is agreed and then on
-                the unit sphere again, all three with normal noise: contract/noised_sums.py
+                the unit sphere again, all three with normal noise: contract/privacy/noised_sums.py
     merged      sums of all three: K devices have √K times the noise of one
-    head        W = B (Â + λI)⁻¹, λ from the noise: contract/noised_heads.py; `ridge=adassp`: as the paper chooses it
+    head        W = B (Â + λI)⁻¹, λ from the noise: contract/privacy/noised_heads.py; `ridge=adassp`: as the paper
+                chooses it
     answer      arg max_j (W z)_j
 
-Every class is always sent, whatever the device has, and `min_samples` withholds nothing: either would tell of samples.
+Guarantee: the choice of what is sent tells nothing of the samples. Every class is always sent, whatever the device has,
+and `min_samples` withholds nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, linear_answer
-from contract.errors import MethodError
-from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value, noised
-from contract.methods.ffc import CALIBRATION, agreed_projection, prepared
-from contract.noised_heads import noised_head, told_apart
-from contract.noised_sums import SumNoise, feature_sums, on_grid
-from contract.sphere import unit_rows
-from contract.state import GlobalState
-from contract.statistics import Field, Rows, Statistic, Triangle
-from contract.triangle import add_products, pack_triangle, unpack_triangle
+from protofleet.contract.errors import MethodError
+from protofleet.contract.heads.answers import Answer, linear_answer
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value, noised
+from protofleet.contract.methods.ffc import CALIBRATION, agreed_projection, prepared
+from protofleet.contract.privacy.noised_heads import noised_head, told_apart
+from protofleet.contract.privacy.noised_sums import SumNoise, feature_sums, on_grid
+from protofleet.contract.sums.statistics import Field, Rows, Statistic, Triangle
+from protofleet.contract.sums.triangle import add_products, pack_triangle, unpack_triangle
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["FFCDP", "NoisedGram"]
 
@@ -128,12 +130,12 @@ class FFCDP(Method):
             add_products(gram, z)
             sums += feature_sums(z, labels, local.classes)
             sizes += np.bincount(labels, minlength=local.classes)
-        mechanism, asked = self.mechanism(local.hyper), local.asked
+        mechanism, released = self.mechanism(local.hyper), local.asked
         packed = pack_triangle(gram)
-        normal = local.secret_noise(repr(mechanism).encode(), packed, sums, sizes, asked)
+        normal = local.secret_noise(repr(mechanism).encode(), packed, sums, sizes, released)
         triangle = mechanism.noised_triangle(packed, width, normal)
         rows, counts = mechanism.noised_rows(sums, normal), mechanism.noised_counts(sizes, normal)
-        return NoisedGram(triangle, rows * asked[:, None], counts * asked[:, None], asked.astype(np.int64))
+        return NoisedGram(triangle, rows * released[:, None], counts * released[:, None], released.astype(np.int64))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]

@@ -1,8 +1,8 @@
-"""NCM: class means of frozen features; a device answers with the nearest. Nothing is trained.
+"""NCM: class means of frozen features; a device answers with the nearest one. Nothing is trained.
 
-The nearest class mean is old and strong on pretrained features (Mensink et al., TPAMI 2013; in federated learning the
-first step of Legate et al., "Guiding the last layer", NeurIPS 2023). It runs on any bundle, over the bundle's own
-extractor, and costs C rows of D numbers where FFC's sums cost D²/2.
+The nearest class mean is old, and strong on pretrained features (Mensink et al., TPAMI 2013; in federated learning it
+is the first step of Legate et al., "Guiding the last layer", NeurIPS 2023). It runs on any bundle, over the bundle's
+own extractor. It sends C rows of D numbers, where FFC's sums have D²/2.
 
     statistic   mean of unit features z = f(x)/‖f(x)‖ over a device's samples of each class
     merged      μ_j = Σ_i n_ij μ_ij / Σ_i n_ij: exactly the means of the pooled data
@@ -18,12 +18,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from contract.answers import Answer, nearest_answer
-from contract.messages import ClassRows
-from contract.methods.base import Extractor, Local, Merged, Method, RowWidth, Value, newer_rows
-from contract.sphere import unit_rows
-from contract.state import GlobalState
-from contract.statistics import ClassMeans, Field, Rows, Statistic
+from protofleet.contract.heads.answers import Answer, nearest_answer
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods.base import Extractor, Local, Merged, Method, RowWidth, Value, newer_rows
+from protofleet.contract.sums.statistics import ClassMeans, Field, Rows, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["NCM", "UnitMeans"]
 

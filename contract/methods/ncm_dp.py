@@ -1,13 +1,15 @@
-"""NCM-DP: NCM with noise on what a device sends, so that it is (ε, δ)-differentially private about each of its samples.
+"""NCM-DP: NCM with noise on what a device sends, which makes it (ε, δ)-differentially private for each of its samples.
 
-The nearest class mean of frozen unit features (`ncm.py`), from sums and counts that the device has noised.
+A device answers with the nearest class mean of frozen unit features (`ncm.py`). The means follow from sums and counts
+that each device has noised.
 
-    statistic   B = Σ e_y zᵀ and n = Σ e_y over unit features z, both with normal noise: contract/noised_sums.py
+    statistic   B = Σ e_y zᵀ and n = Σ e_y over unit features z, both with normal noise: contract/privacy/noised_sums.py
     merged      sums of both: K devices have √K times the noise of one
-    means       B over n, drawn towards the mean of all by what noise explains: contract/noised_heads.py
+    means       B over n, drawn towards the mean of all by what noise explains: contract/privacy/noised_heads.py
     answer      arg min_j ‖z − μ_j‖
 
-Every class is always sent, whatever the device has, and `min_samples` withholds nothing: either would tell of samples.
+Guarantee: the choice of what is sent tells nothing of the samples. Every class is always sent, whatever the device has,
+and `min_samples` withholds nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +22,24 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, nearest_answer
-from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Value, newer_rows, noised
-from contract.noised_heads import noised_means, told_apart
-from contract.noised_sums import SumNoise, feature_sums, on_grid
-from contract.sphere import unit_rows
-from contract.state import GlobalState
-from contract.statistics import Field, Rows, Statistic
+from protofleet.contract.heads.answers import Answer, nearest_answer
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods.base import (
+    Extractor,
+    Hyper,
+    Local,
+    Merged,
+    Method,
+    RowWidth,
+    Value,
+    newer_rows,
+    noised,
+)
+from protofleet.contract.privacy.noised_heads import noised_means, told_apart
+from protofleet.contract.privacy.noised_sums import SumNoise, feature_sums, on_grid
+from protofleet.contract.sums.statistics import Field, Rows, Statistic
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows
 
 __all__ = ["NCMDP", "NoisedMeans"]
 
@@ -88,10 +100,10 @@ class NCMDP(Method):
             z = on_grid(unit_rows(features.astype(np.float64)))
             sums += feature_sums(z, labels, local.classes)
             sizes += np.bincount(labels, minlength=local.classes)
-        mechanism, asked = self.mechanism(local.hyper), local.asked
-        normal = local.secret_noise(repr(mechanism).encode(), sums, sizes, asked)
+        mechanism, released = self.mechanism(local.hyper), local.asked
+        normal = local.secret_noise(repr(mechanism).encode(), sums, sizes, released)
         rows, counts = mechanism.noised_rows(sums, normal), mechanism.noised_counts(sizes, normal)
-        return NoisedMeans(rows * asked[:, None], counts * asked[:, None], asked.astype(np.int64))
+        return NoisedMeans(rows * released[:, None], counts * released[:, None], released.astype(np.int64))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]

@@ -1,8 +1,9 @@
-"""SphereFed: unit features are trained against a frozen orthonormal head, which is calibrated in closed form.
+"""SphereFed: unit features are trained against a frozen orthonormal head, which is then calibrated in closed form.
 
 Dong et al., "SphereFed: Hyperspherical Federated Learning", ECCV 2022, eq. 4 and 5. The paper averages the backbones'
-weights, which no message of ours can carry; with them it is an algorithm of the lab (`lab/algorithms/spherefed.py`).
-Here a device trains its own, sends only that it did, and shares in the closing FFC round (`ffc.py`).
+weights, which no message of Protofleet can carry; with averaged weights it is an algorithm of the lab
+(`lab/algorithms/spherefed.py`). Here a device trains its own backbone, sends only that it did, and takes part in the
+closing FFC round (`ffc.py`).
 
     loss        mean over batch and classes of (W z − onehot(y))², z = f(x)/‖f(x)‖, W Wᵀ = I
     answer      the frozen head, on unit features; or the device's own closed-form head (`personal`)
@@ -17,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, linear_answer
-from contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, sgd
-from contract.methods.ffc import CALIBRATION, FFC, personal_head
-from contract.state import GlobalState
+from protofleet.contract.heads.answers import Answer, linear_answer
+from protofleet.contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, sgd
+from protofleet.contract.methods.ffc import CALIBRATION, FFC, personal_head
+from protofleet.contract.wire.global_state import GlobalState
 
 __all__ = ["SphereFed"]
 

@@ -12,6 +12,6 @@ The way of the data, a file for each step; the lab goes the same way:
 6. `load.py` puts these together into `LocalData` (`samples.py`).
 """
 
-from edge_client.data.samples import UNLABELLED, LocalData, Purpose
+from protofleet.edge_client.data.samples import UNLABELLED, LocalData, Purpose
 
 __all__ = ["UNLABELLED", "LocalData", "Purpose"]

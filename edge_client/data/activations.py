@@ -1,14 +1,14 @@
-"""What a frozen trunk makes of a device's photos, kept so that each photo goes through the trunk once.
+"""The activations of a frozen trunk for a device's photos, kept so that each photo goes through the trunk once.
 
-A file is `NAME-KEY.activations`; KEY is a hash of all that its numbers follow from: the trunk's graph and weights, ONNX
-Runtime's version, and the photos' pixels. When one of these changes, the old file is of no use and goes. Photos are
-hashed by their pixels, which takes about a second for a gigabyte; computing activations takes minutes.
+A file is `NAME-KEY.activations`. KEY is a hash of all that its numbers follow from: the trunk's graph and weights, ONNX
+Runtime's version, and the photos' pixels. When one of these changes, the old file is of no use and is removed. To hash
+the pixels takes about a second for a gigabyte; to compute activations takes minutes.
 
     numbers      (K, F) float32: of each photo all that the trunk hands to the tail, end to end
     footer       the key, 32 bytes
 
-Only the first K of N photos are kept where the budget is spent; whoever trains computes the rest again each time. A
-file is written whole or not at all. The directory belongs to the device's process alone, as the journal beside it does.
+Where the budget is spent, only the first K of N photos are kept. Training computes the others again each time. A file
+is written whole or not at all. The directory belongs to the device's process alone, like the journal beside it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.files import whole_file
-from contract.terminal import counted
-from edge_client.data.samples import release_pages
+from protofleet.contract.files.atomic_files import whole_file
+from protofleet.contract.printable import counted
+from protofleet.edge_client.data.samples import release_pages
 
 __all__ = ["ActivationStore"]
 
@@ -91,8 +91,8 @@ class ActivationStore:
             return np.stack([compute(row) for row in range(count)])
         key = _key(identity, x[:count], width)
         path = self._directory / f"{name}-{key.hex()[:32]}.activations"
-        found = _read(path, key, count, width)
-        return self._write(name, path, key, count, width, compute) if found is None else found
+        stored = _read(path, key, count, width)
+        return self._write(name, path, key, count, width, compute) if stored is None else stored
 
     def _room(self, name: str) -> int:
         """Bytes that may be taken: the budget, and no more than the disk has beside what this name has now."""
@@ -118,19 +118,19 @@ class ActivationStore:
             for row in range(count):
                 file.write(np.ascontiguousarray(compute(row)).data)
             file.write(key)
-        found = _read(path, key, count, width)
-        if found is None:
+        stored = _read(path, key, count, width)
+        if stored is None:
             raise OSError(5, "cannot be read again", str(path))
-        return found
+        return stored
 
 
 def _key(identity: bytes, x: NDArray[np.uint8], width: int) -> bytes:
     """32 bytes: of the trunk and of these photos."""
-    found = hashlib.blake2b(identity + repr((x.shape, width)).encode(), digest_size=32)
+    digest = hashlib.blake2b(identity + repr((x.shape, width)).encode(), digest_size=32)
     for start in range(0, len(x), _HASHED_TOGETHER):
-        found.update(np.ascontiguousarray(x[start : start + _HASHED_TOGETHER]).data)
+        digest.update(np.ascontiguousarray(x[start : start + _HASHED_TOGETHER]).data)
         release_pages(x)
-    return found.digest()
+    return digest.digest()
 
 
 def _read(path: Path, key: bytes, count: int, width: int) -> Float32 | None:

@@ -1,9 +1,10 @@
 """Decoded images in a memory-mapped file, so that each is decoded once and none is held in memory.
 
-A file is `NAME-KEY.images`; KEY is a hash of all that its pixels follow from: which files in which order, their sizes
-and times of change, the wanted shape, this module's and the decoder's version. When one of these changes, a new file is
-written, into which images that were decoded before are copied, as far as the disk has room for both; then the old one
-goes, so that a directory holds one file for each name, whatever happens to the photos.
+A file is `NAME-KEY.images`. KEY is a hash of all that its pixels follow from: which files in which order, their sizes
+and times of change, the wanted shape, and the versions of this module and of the decoder. When one of these changes:
+
+1. A new file is written. Images that were decoded before are copied into it, as far as the disk has room for both.
+2. The old file is removed. So a directory holds one file for each name, whatever happens to the photos.
 
     pixels       (K, H, W, c) uint8, those of the images that could be read
     ids          K uint64: what each follows from, 0 where that is not known
@@ -12,8 +13,8 @@ goes, so that a directory holds one file for each name, whatever happens to the 
     facts        JSON: the key, the shape, the first few that could not be read, how many were left out
     footer       the lengths of kept and facts as two uint64, little-endian, and the 8 bytes `PFIMAGES`
 
-It is written whole or not at all, by one process at a time (`lock`); another that wants the same waits and then reads
-it. Who is killed while it writes leaves a `.partial` that the next one removes.
+A file is written whole or not at all, by one process at a time (`lock`). Another process that wants the same file
+waits and then reads it. A process that is killed while it writes leaves a `.partial` file; the next one removes it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.files import lock, whole_file
-from edge_client.data.decode import FEW, Broken, Decoded
-from edge_client.data.samples import LeavesOut, pixel_hash, release_pages
+from protofleet.contract.files.atomic_files import lock, whole_file
+from protofleet.edge_client.data.decode import FEW, Broken, Decoded
+from protofleet.edge_client.data.samples import LeavesOut, pixel_hash, release_pages
 
 __all__ = ["ImageCache", "NoRoomError", "cache_key"]
 
@@ -100,25 +101,25 @@ class ImageCache:
             OSError: the directory cannot be written; `NoRoomError` when it is too small.
         """
         path = self._directory / f"{name}-{key[:32]}.images"
-        found = _read(path, key, count, shape)
-        if found is not None:
+        stored = _read(path, key, count, shape)
+        if stored is not None:
             if len(self._files(name)) > 1:  # of a process that was killed before it could remove the older one
                 with self._turn():
                     self._remove_others(name, but=path)
-            return found.decoded
+            return stored.decoded
         self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.mkdir(mode=0o700, exist_ok=True)
         with self._turn():
-            found = _read(path, key, count, shape)  # another process may have written it meanwhile
-            if found is not None:
-                return found.decoded
+            stored = _read(path, key, count, shape)  # another process may have written it meanwhile
+            if stored is not None:
+                return stored.decoded
             before = self._older(name, shape, ids, count)
             if before is None:
                 self._remove_others(name)
             self._check_room(count * math.prod(shape))
-            made = self._write(path, key, shape, _Wanted(count, ids, decode, leaves_out, before))
+            decoded = self._write(path, key, shape, _Wanted(count, ids, decode, leaves_out, before))
             self._remove_others(name, but=path)
-            return made
+            return decoded
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -182,15 +183,15 @@ class ImageCache:
                 if not kept.any():
                     raise _NothingKeptError
                 bits = np.packbits(kept).tobytes()
-                few = [[each.name, each.why] for each in broken]
+                few = [[failure.name, failure.why] for failure in broken]
                 facts = json.dumps({"key": key, "shape": shape, "broken": few, "left_out": left_out}).encode()
                 file.write(ids + hashes + bits + facts + _FOOTER.pack(len(bits), len(facts), _MAGIC))
         except _NothingKeptError:
             return Decoded(np.empty((0, *shape), np.uint8), kept, tuple(broken), left_out)
-        found = _read(path, key, wanted.count, shape)
-        if found is None:
+        stored = _read(path, key, wanted.count, shape)
+        if stored is None:
             raise OSError(5, "cannot be read again", str(path))
-        return found.decoded
+        return stored.decoded
 
 
 class _NothingKeptError(Exception):
@@ -234,9 +235,9 @@ class _Wanted:
             return np.full(self.count, -1, np.int64)
         known = self.before.ids
         order = np.argsort(known, kind="stable")
-        at = np.minimum(np.searchsorted(known[order], self.ids), len(known) - 1)
-        found = order[at]
-        return np.where((known[found] == self.ids) & (self.ids != 0), found, -1)
+        nearest = np.minimum(np.searchsorted(known[order], self.ids), len(known) - 1)
+        places = order[nearest]
+        return np.where((known[places] == self.ids) & (self.ids != 0), places, -1)
 
 
 def _read(path: Path, key: str | None, count: int | None, shape: tuple[int, int, int]) -> _Stored | None:
@@ -250,15 +251,15 @@ def _read(path: Path, key: str | None, count: int | None, shape: tuple[int, int,
             kept = np.unpackbits(np.frombuffer(file.read(bits), np.uint8), count=count).astype(bool)
             facts = json.loads(file.read(length))
             rows = int(kept.sum())
-            each = math.prod(shape)
-            whole = rows * (each + 8 + _HASH_BYTES) + bits + length + _FOOTER.size == size
+            image_bytes = math.prod(shape)
+            whole = rows * (image_bytes + 8 + _HASH_BYTES) + bits + length + _FOOTER.size == size
             if magic != _MAGIC or key not in (None, facts["key"]) or facts["shape"] != list(shape) or not rows:
                 return None
             if not whole:
                 return None
-            file.seek(rows * each)
+            file.seek(rows * image_bytes)
             ids, hashes = np.frombuffer(file.read(8 * rows), "<u8"), file.read(_HASH_BYTES * rows)
-            mapped = mmap.mmap(file.fileno(), rows * each, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            mapped = mmap.mmap(file.fileno(), rows * image_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
             broken, left_out = tuple(Broken(*one) for one in facts["broken"]), facts["left_out"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
         return None

@@ -4,8 +4,8 @@
     2024/IMG_0001.JPG,cat,train
     /media/usb/dog.png,dog,test
 
-The first line names the columns, in any order; others are left alone. Paths are relative to the CSV's folder, or
-absolute. A row without a label is a sample without one, for methods that know such; one without a split trains.
+The first line names the columns, in any order. Other columns are ignored. Paths are relative to the CSV's folder, or
+absolute. A row without a label is a sample without a label, for methods that use such. A row without a split trains.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from contract.errors import DataError
-from edge_client.data.folder import PathImages
-from edge_client.data.listing import Listing, Stamp
-from edge_client.data.samples import UNLABELLED, UNUSABLE
-from edge_client.data.splits import SPLITS, split_code
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.folder import PathImages
+from protofleet.edge_client.data.listing import Listing, Stamp
+from protofleet.edge_client.data.samples import UNLABELLED, UNUSABLE
+from protofleet.edge_client.data.splits import SPLITS, split_code
 
 __all__ = ["list_csv"]
 
@@ -44,15 +44,15 @@ def list_csv(path: Path, *, each_alone: bool = False) -> Listing:
             for row in reader:
                 where = f"{path} line {reader.line_num}"
                 try:
-                    found, split = _path(row["path"], where), _split(row.get("split"), where)
+                    relative, split = _path(row["path"], where), _split(row.get("split"), where)
                 except DataError:
                     if not each_alone:
                         raise
-                    found, split, row["label"] = "", 0, None
-                files.append(found)
+                    relative, split, row["label"] = "", 0, None
+                files.append(relative)
                 splits.append(split)
                 label = (row["label"] or "").strip()
-                labels.append(names.setdefault(label, len(names)) if label else UNLABELLED if found else UNUSABLE)
+                labels.append(names.setdefault(label, len(names)) if label else UNLABELLED if relative else UNUSABLE)
                 stamp.add(files[-1], _stat(os.path.join(path.parent, files[-1])))
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a CSV", expected="text, columns path,label[,split]", got=error) from None
@@ -71,8 +71,8 @@ def list_csv(path: Path, *, each_alone: bool = False) -> Listing:
     )
 
 
-def _check_columns(found: object, path: Path) -> None:
-    columns = list(found) if isinstance(found, list | tuple) else []
+def _check_columns(header: object, path: Path) -> None:
+    columns = list(header) if isinstance(header, list | tuple) else []
     if not {"path", "label"} <= set(columns):
         raise DataError(
             f"{path}: first line", expected="the columns path,label[,split]", got=",".join(map(str, columns)) or "none"

@@ -1,20 +1,20 @@
 """Encoded images to pixels: upright, of the wanted channels and size, uint8, in parallel.
 
-An image goes this way:
+Steps for an image:
 
-1. a JPEG is decoded at the smallest of its scales (1, 1/2, 1/4, 1/8) that still has twice the wanted size: a photo of
-   twelve megapixels is seldom needed whole;
-2. what would still take too much memory is refused, and what takes much is decoded one at a time;
-3. sixteen bits become eight, a palette its colours, transparent pixels white;
-4. it is resized (to just the wanted height and width, whatever its own proportions), converted to grey, RGB or RGBA,
-   and turned as its EXIF orientation says.
+1. A JPEG is decoded at the smallest of its scales (1, 1/2, 1/4, 1/8) that still has twice the wanted size, because a
+   photo of twelve megapixels is seldom needed whole.
+2. An image that would still take too much memory is refused. Images that take much are decoded one at a time.
+3. Sixteen bits become eight. A palette becomes its colours. Transparent pixels become white.
+4. The image is resized to exactly the wanted height and width, whatever its own proportions. It is converted to grey,
+   RGB or RGBA, and turned as its EXIF orientation says.
 
-A camera that lost power leaves half a file: what cannot be read is skipped, counted and named (`Decoded`), and the rest
-is used. What is no picture of a camera is skipped, too, whatever it is called: Pillow would hand PostScript to another
-program, and wait for a pipe.
+A camera that lost power leaves half a file. A file that cannot be read is skipped, counted and named (`Decoded`), and
+the rest is used. A file that is no camera picture is skipped, too, whatever its name is: Pillow would hand PostScript
+to another program, and wait for a pipe.
 
-Pillow works outside Python's lock, so threads decode side by side; only so many images are under way that a hundred
-thousand of them take no more memory than a hundred.
+Pillow works outside Python's lock, so threads decode in parallel. Only a limited number of images is under way, so a
+hundred thousand images take no more memory than a hundred.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from contract.errors import DataError
-from edge_client.data.samples import LeavesOut, pixel_hash
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.samples import LeavesOut, pixel_hash
 
 __all__ = [
     "FEW",
@@ -218,27 +218,27 @@ def image_shape(source: str | bytes) -> Shape | None:
 def _tasks(items: Iterable[tuple[str, str | bytes]], shape: Shape) -> Iterator[list[tuple[str, str | bytes]]]:
     """Images for one thread at a time: few enough that their bytes and pixels are small."""
     task: list[tuple[str, str | bytes]] = []
-    held = 0
+    task_bytes = 0
     for name, source in items:
         task.append((name, source))
-        held += math.prod(shape) + (len(source) if isinstance(source, bytes) else 0)
-        if len(task) == _TASK_IMAGES or held > _TASK_BYTES:
+        task_bytes += math.prod(shape) + (len(source) if isinstance(source, bytes) else 0)
+        if len(task) == _TASK_IMAGES or task_bytes > _TASK_BYTES:
             yield task
-            task, held = [], 0
+            task, task_bytes = [], 0
     if task:
         yield task
 
 
 def _decode_task(task: list[tuple[str, str | bytes]], shape: Shape) -> list[NDArray[np.uint8] | Broken]:
-    found: list[NDArray[np.uint8] | Broken] = []
+    images: list[NDArray[np.uint8] | Broken] = []
     for name, source in task:
         try:
             with _opened(source) as image:
                 _check_size(image, shape)
-                found.append(_decoded(image, shape))
+                images.append(_decoded(image, shape))
         except Exception as error:  # Pillow's readers raise nearly anything on a broken file
-            found.append(Broken(name, _why(error, source)))
-    return found
+            images.append(Broken(name, _why(error, source)))
+    return images
 
 
 def _opened(source: str | bytes) -> Image.Image:

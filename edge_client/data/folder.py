@@ -2,9 +2,11 @@
 
     photos/cat/1.jpg  photos/dog/2.PNG            photos/train/cat/1.jpg  photos/test/dog/2.jpg
 
-Images lie at any depth below their class. Hidden files and folders, and files of other kinds, are no samples. A
-symbolic link that leads out of the folder is not followed, so that what trains is what the folder shows; how many
-there are is said. `unlabelled/` holds images without a label, for methods that know such.
+- Images lie at any depth below their class.
+- Hidden files and folders, and files of other kinds, are no samples.
+- A symbolic link that leads out of the folder is not followed, so that only what the folder shows trains. The number of
+  such links is logged.
+- `unlabelled/` holds images without a label, for methods that use such.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from edge_client.data.listing import Listing, Stamp
-from edge_client.data.splits import split_code
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.listing import Listing, Stamp
+from protofleet.edge_client.data.splits import split_code
 
 __all__ = ["SUFFIXES", "PathImages", "is_image", "list_folder", "parquet_files"]
 
@@ -54,8 +56,8 @@ def list_folder(root: Path, log: Callable[[str], None]) -> Listing:
     names: dict[str, int] = {}
     for code, prefix, label in _class_folders(root, walker):
         number = names.setdefault(label, len(names))
-        for relative, found in walker.images(f"{prefix}{label}"):
-            stamp.add(relative, found)
+        for relative, status in walker.images(f"{prefix}{label}"):
+            stamp.add(relative, status)
             files.append(relative)
             labels.append(number)
             splits.append(code)
@@ -79,8 +81,8 @@ def list_folder(root: Path, log: Callable[[str], None]) -> Listing:
 
 def parquet_files(root: Path) -> list[Path]:
     """The parquet files of a folder as it is downloaded from the Hub: in it, or up to two folders below."""
-    found = [file for pattern in ("*", "*/*", "*/*/*") for file in root.glob(f"{pattern}.parquet")]
-    return sorted(file for file in found if not any(p.startswith(".") for p in file.relative_to(root).parts))
+    files = [file for pattern in ("*", "*/*", "*/*/*") for file in root.glob(f"{pattern}.parquet")]
+    return sorted(file for file in files if not any(p.startswith(".") for p in file.relative_to(root).parts))
 
 
 def _class_folders(root: Path, walker: _Walker) -> list[tuple[int, str, str]]:
@@ -138,8 +140,8 @@ class _Walker:
                 yield path, entry.stat()
 
     def _entries(self, relative: str) -> list[os.DirEntry[str]]:
-        with os.scandir(os.path.join(self._root, relative)) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
+        with os.scandir(os.path.join(self._root, relative)) as scanned:
+            entries = [entry for entry in scanned if not entry.name.startswith(".")]
         kept = [entry for entry in entries if not entry.is_symlink() or self._stays(entry, relative)]
         return sorted(kept, key=lambda entry: entry.name)
 
@@ -151,6 +153,9 @@ class _Walker:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is looked at; one that cannot be read is complained of then."""
+    """Whether the name of this file is that of an image.
+
+    If such a file cannot be read, that is reported when it is read.
+    """
     suffix = os.path.splitext(name)[1].lower()
     return suffix in SUFFIXES or suffix in _NAMED_AS_UNREADABLE

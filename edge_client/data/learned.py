@@ -1,17 +1,23 @@
 """What a device was taught, photo by photo: examples beside those of `--data`, in a file of their own.
 
-`STATE/learned.sqlite` holds of each example the image as it trains (a PNG of the bundle's shape, which loses nothing),
-its label, and two hashes: of its pixels and of the file that it came from. Either finds it again, so that a photo that
-is learned twice counts once, with the label that it was given last.
+`STATE/learned.sqlite` holds for each example:
 
-Who writes: `protofleet learn` and `unlearn`, and `Predictor.learn` and `unlearn`, each for as long as one transaction
-takes; one waits for another, and what was confirmed survives a power cut. The client only reads, whole looks that no
-writer disturbs: at its start, and before each round. It writes no more than what SQLite needs to finish or undo what
-somebody who was killed had begun. Which part they belong to: examples train, always. None is held
-out or tests, and a photo of `--data` or `--test` with the same pixels is left out there, whatever its label.
+- the image as it trains: a PNG of the bundle's shape, which loses nothing;
+- its label;
+- two hashes: of its pixels and of the file that it came from. Either one finds the example again. So a photo that is
+  learned twice counts once, with its last label.
 
-What is unlearned is overwritten in this file (SQLite's `secure_delete`, the log cut off). The decoded images of the
-client lose it when it reads its samples next.
+Writers are `protofleet learn` and `unlearn`, and `Predictor.learn` and `unlearn`. Each writes one transaction at a
+time, and they wait for each other. What was confirmed survives a power cut.
+
+The client only reads, at its start and before each round, and no writer disturbs its reading. It writes no more than
+what SQLite needs to finish or undo the work of a killed process.
+
+Examples always train. None is held out, and none tests. A photo of `--data` or `--test` with the same pixels is left
+out there, whatever its label.
+
+An example that is unlearned is overwritten in this file (SQLite's `secure_delete`, the log cut off). The client's
+decoded images lose it when the client reads its samples next.
 """
 
 from __future__ import annotations
@@ -29,12 +35,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Manifest
-from contract.errors import DataError, StoreError, UsageError, near_names
-from contract.sqlite import Database, Kind, Watch, as_written, read_only, typed
-from edge_client.data.listing import Images, Listing
-from edge_client.data.npz import pixels
-from edge_client.data.samples import LocalData, pixel_hash
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.errors import DataError, StoreError, UsageError, near_names
+from protofleet.contract.files.sqlite import Database, Kind, Watch, as_written, read_only, typed
+from protofleet.edge_client.data.listing import Images, Listing
+from protofleet.edge_client.data.npz import pixels
+from protofleet.edge_client.data.samples import LocalData, pixel_hash
 
 __all__ = ["FILE", "Example", "ExampleGoneError", "Learned", "LearnedFile", "Outcome", "example_of"]
 
@@ -84,7 +90,7 @@ def example_of(image: Source, manifest: Manifest) -> Example:
     Raises:
         DataError: it cannot be read, is of another shape, or the bundle has channels that no image file has.
     """
-    from edge_client.data.decode import check_channels, decode_image
+    from protofleet.edge_client.data.decode import check_channels, decode_image
 
     shape = manifest.input_shape
     check_channels(shape, "the bundle")
@@ -121,7 +127,7 @@ class LearnedFile:
         self._path, self._labels = directory / FILE, labels
 
     def learn(self, example: Example, label: str) -> Outcome:
-        """Have the example under this label, whatever was known of it. It is on the disk on return.
+        """Keep the example with this label, whatever was known of it. It is on the disk on return.
 
         Raises:
             DataError: the bundle has no such class.
@@ -144,20 +150,20 @@ class LearnedFile:
         return "corrected" if known else "learned"
 
     def unlearn(self, example: Example) -> str:
-        """Have it no longer; gives the label that it had.
+        """Remove the example; returns the label that it had.
 
         Raises:
             DataError: it was not learned.
             StoreError: as `learn`.
         """
-        found = None
+        row = None
         if os.path.exists(self._path):
             with self._changing(erasing=True) as db:
                 query = "DELETE FROM examples WHERE pixels = ? OR source = ? RETURNING label"
-                found = db.execute(query, _hashes(example)).fetchone()
-        if found is None:
+                row = db.execute(query, _hashes(example)).fetchone()
+        if row is None:
             raise DataError("nothing to unlearn", expected="a photo that this device was taught", got="another one")
-        return str(found[0])
+        return str(row[0])
 
     @contextlib.contextmanager
     def _changing(self, *, erasing: bool = False) -> Iterator[Any]:
@@ -211,7 +217,9 @@ class Learned:
         return len(self.hashes)
 
     def look(self) -> bool:
-        """See what there is now; whether it is something else than before. Of no cost where nothing was written.
+        """Look at the examples that are there now; returns whether they have changed.
+
+        It costs nothing if nothing was written.
 
         Raises:
             DataError: there is a file that cannot be read.
@@ -261,10 +269,10 @@ class Learned:
         """
         with self._reading() as db:
             for row in rows:
-                found = db.execute("SELECT png FROM examples WHERE pixels = ?", (self.hashes[row],)).fetchone()
-                if found is None:
+                example = db.execute("SELECT png FROM examples WHERE pixels = ?", (self.hashes[row],)).fetchone()
+                if example is None:
                     raise ExampleGoneError(f"{self._path}", expected="the examples of a moment ago", got="others")
-                yield typed(found, bytes)[0]
+                yield typed(example, bytes)[0]
 
     def _rows(self) -> list[tuple[bytes, str]]:
         with self._reading() as db:
@@ -308,9 +316,9 @@ class Learned:
         )
         return joined, np.arange(count, len(joined))
 
-    def stamp(self, of: bytes) -> bytes:
-        """What a source's pixels follow from, `of`, together with the examples beside it or left out of it."""
-        return hashlib.sha256(of + b"".join(self.hashes)).digest()
+    def stamp(self, source: bytes) -> bytes:
+        """What a source's pixels follow from, `source`, together with the examples beside it or left out of it."""
+        return hashlib.sha256(source + b"".join(self.hashes)).digest()
 
     def decoded(self, manifest: Manifest) -> LocalData:
         """All examples, in memory.
@@ -318,18 +326,21 @@ class Learned:
         Raises:
             DataError: as `images` and `numbers`.
         """
-        from edge_client.data.decode import decode_image
+        from protofleet.edge_client.data.decode import decode_image
 
         x = [decode_image(png, manifest.input_shape) for png in self.images(np.arange(len(self)))]
         return LocalData(np.array(x, np.uint8).reshape(-1, *manifest.input_shape), self.numbers(manifest))
 
-    def added(self, data: LocalData, held: LocalData, manifest: Manifest) -> tuple[LocalData, LocalData]:
-        """Samples in memory to train on, with the examples before them, and those held back; none of both twice."""
+    def added(self, data: LocalData, held_out: LocalData, manifest: Manifest) -> tuple[LocalData, LocalData]:
+        """Samples in memory, with the examples: those to train on, the examples first, and those held back.
+
+        A sample that is among the examples is in neither of the two a second time.
+        """
         if not len(self):
-            return data, held
+            return data, held_out
         own, rest = self.decoded(manifest), self._without(data)
         whole = LocalData(np.concatenate([own.x, rest.x]), np.concatenate([own.y, rest.y]))
-        return whole, self._without(held)
+        return whole, self._without(held_out)
 
     def _without(self, data: LocalData) -> LocalData:
         kept = np.array([not self.is_duplicate(pixel_hash(image)) for image in data.x], bool)

@@ -38,7 +38,7 @@ class Listing:
         names: the source's class names.
         own_numbers: whether `labels` are numbers that the source itself gave to its classes.
         stamp: changes when what was listed does: names, sizes, times of change.
-        ids: (N,) uint64, of each sample what the stamp is of all, where images are encoded.
+        ids: (N,) uint64, the stamp of each single sample, where images are encoded.
     """
 
     where: str
@@ -62,14 +62,14 @@ class Stamp:
     """The identity of files that are listed one after another, of all and of each."""
 
     def __init__(self) -> None:
-        self._hash, self._each = hashlib.sha256(), bytearray()
+        self._hash, self._digests = hashlib.sha256(), bytearray()
 
-    def add(self, name: str, found: os.stat_result | None) -> None:
+    def add(self, name: str, status: os.stat_result | None) -> None:
         """One more file; None where there is none."""
-        mark = "absent" if found is None else f"{found.st_size}\0{found.st_mtime_ns}"
+        mark = "absent" if status is None else f"{status.st_size}\0{status.st_mtime_ns}"
         line = f"{name}\0{mark}\n".encode(errors="surrogateescape")
         self._hash.update(line)
-        self._each += hashlib.blake2b(line, digest_size=8).digest()
+        self._digests += hashlib.blake2b(line, digest_size=8).digest()
 
     def digest(self) -> bytes:
         """32 bytes."""
@@ -77,4 +77,4 @@ class Stamp:
 
     def ids(self) -> NDArray[np.uint64]:
         """(N,) a number for each file."""
-        return np.frombuffer(bytes(self._each), "<u8")
+        return np.frombuffer(bytes(self._digests), "<u8")

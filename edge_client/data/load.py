@@ -1,11 +1,12 @@
 """Read the device's own samples: once, checked once.
 
-`load_data` lists what is at a path, takes the rows that training or testing wants, decodes them or finds them in the
-cache, and gives one `LocalData` that fits the bundle, whatever the source. `load_held_out` gives two: what to train on
-and what to test with. `from_arrays` takes what is in memory, and `hold_back` divides that.
+- `load_data` lists what is at a path and takes the rows that training or testing wants. It decodes them, or takes them
+  from the cache. It gives one `LocalData` that fits the bundle, whatever the source.
+- `load_held_out` gives two: what to train on and what to test with.
+- `from_arrays` takes samples in memory, and `hold_back` divides them.
 
-Given `Draws`, both look at each sample alone: which side it is on, and whether the bundle can use it, follows from no
-other sample, and one that it cannot use is left out by itself.
+With `Draws`, `load_held_out` and `hold_back` look at each sample alone. Which side it is on, and whether the bundle can
+use it, follows from no other sample. A sample that the bundle cannot use is left out by itself.
 """
 
 from __future__ import annotations
@@ -19,17 +20,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Manifest
-from contract.errors import DataError
-from edge_client.data.draws import Draws
-from edge_client.data.listing import Listing
-from edge_client.data.npz import class_numbers, pixels
-from edge_client.data.samples import UNLABELLED, UNUSABLE, LeavesOut, LocalData, Purpose, class_number, pixel_hash
-from edge_client.data.sources import list_source
-from edge_client.data.splits import declared_rows, fewer_rows, held_out, ranks_of, rows_each_alone, train_and_held_rows
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.listing import Listing
+from protofleet.edge_client.data.npz import class_numbers, pixels
+from protofleet.edge_client.data.samples import (
+    UNLABELLED,
+    UNUSABLE,
+    LeavesOut,
+    LocalData,
+    Purpose,
+    class_number,
+    pixel_hash,
+)
+from protofleet.edge_client.data.sources import list_source
+from protofleet.edge_client.data.splits import (
+    declared_rows,
+    fewer_rows,
+    held_out,
+    ranks_of,
+    rows_each_alone,
+    train_and_held_rows,
+)
 
 if TYPE_CHECKING:
-    from edge_client.data.learned import Learned
+    from protofleet.edge_client.data.learned import Learned
 
 __all__ = ["from_arrays", "hold_back", "load_data", "load_held_out", "read_images"]
 
@@ -56,22 +72,22 @@ def load_data(
         purpose: `train` or `test` picks the split where the source declares splits; a test set has labels only.
         log: takes a line about images that are left out, and about what takes long.
         cache: the directory that keeps decoded images; None to decode them into memory.
-        learned: examples beside them, which train; whatever is among these is left out of what is at `path`, so that of
-            a test set nothing may be left.
+        learned: examples beside them, which train. A sample at `path` that is among these is left out, so that nothing
+            may be left of a test set.
 
     Raises:
         DataError: one line: what is wrong with which file, and what was expected.
     """
-    listing = _of_bundle(list_source(path, log), manifest)
+    listing = _with_bundle_classes(list_source(path, log), manifest)
     rows = declared_rows(listing, purpose)
     listing, rows, leaves_out = _with_learned(listing, rows, rows[:0], manifest, learned, purpose)
     x, kept = read_images(
         listing, rows, manifest.input_shape, name=purpose, log=log, cache=cache, leaves_out=leaves_out
     )
-    found = LocalData(x, listing.labels[kept])
-    if leaves_out is not None and purpose == "test" and not len(found):
-        return found
-    return _checked(found, manifest, listing.where, purpose)
+    data = LocalData(x, listing.labels[kept])
+    if leaves_out is not None and purpose == "test" and not len(data):
+        return data
+    return _checked(data, manifest, listing.where, purpose)
 
 
 def load_held_out(
@@ -89,16 +105,17 @@ def load_held_out(
 ) -> tuple[LocalData, LocalData]:
     """The samples at `path` to train on, and those that are held back to test with.
 
-    Held back is the declared split `test`, or else `valid`; of a source without these, `share` of every class, chosen
-    by the samples' names (`splits.py`): the same at every start, and nearly the same when samples are added. Both are
-    views of one array, so a large set is copied nowhere.
+    Held back is the declared split `test`, or else `valid`. A source without these splits gives `share` of every class,
+    chosen by the samples' names (`splits.py`). This choice is the same at every start, and nearly the same when samples
+    are added. Both results are views of one array, so a large set is copied nowhere.
 
     Args:
         share, seed: of the hold-out.
         least: a class with fewer samples has none held back.
-        most: at most so many samples in all, those without a label left out first, and then the same share of every
-            class on either side, where each keeps one of those it has; no other is decoded. None for all.
-        path, log, cache, learned: as of `load_data`; what is learned changes nothing of which others are held back.
+        most: at most so many samples in all. Samples without a label are left out first. Then both sides keep the same
+            share of every class, and at least one sample of each class that they have. No other sample is decoded. None
+            for all.
+        path, log, cache, learned: as of `load_data`; what is learned does not change which others are held back.
         draws: divide by each sample alone (`splits.rows_each_alone`), instead of by classes; `seed` and `least` then
             mean nothing.
 
@@ -109,21 +126,21 @@ def load_held_out(
         DataError, UsageError: as `load_data`, and where `share` is out of range.
     """
     if draws is None:
-        listing = _of_bundle(list_source(path, log), manifest)
-        train, held = train_and_held_rows(listing, share, seed, least=least)
+        listing = _with_bundle_classes(list_source(path, log), manifest)
+        train, held_rows = train_and_held_rows(listing, share, seed, least=least)
     else:
         listing = _usable(list_source(path, log, each_alone=True), manifest, log)
-        train, held = rows_each_alone(listing, share, draws)
-    if most is not None and len(train) + len(held) > most:
+        train, held_rows = rows_each_alone(listing, share, draws)
+    if most is not None and len(train) + len(held_rows) > most:
         labelled = train[listing.labels[train] >= 0]
-        looked_at, whole = min(most / (len(labelled) + len(held)), 1.0), len(train) + len(held)
-        train, held = (fewer_rows(listing, side, looked_at, seed) for side in (labelled, held))
-        log(f"{len(train) + len(held):,} of {whole:,} photos are looked at")
-    listing, rows, leaves_out = _with_learned(listing, train, held, manifest, learned, "train")
+        fraction, whole = min(most / (len(labelled) + len(held_rows)), 1.0), len(train) + len(held_rows)
+        train, held_rows = (fewer_rows(listing, side, fraction, seed) for side in (labelled, held_rows))
+        log(f"{len(train) + len(held_rows):,} of {whole:,} photos are looked at")
+    listing, rows, leaves_out = _with_learned(listing, train, held_rows, manifest, learned, "train")
     x, kept = read_images(
         listing, rows, manifest.input_shape, name="train", log=log, cache=cache, leaves_out=leaves_out
     )
-    trained = int((~np.isin(kept, held, assume_unique=True)).sum())  # rows that could be read keep their order
+    trained = int((~np.isin(kept, held_rows, assume_unique=True)).sum())  # rows that could be read keep their order
     first = LocalData(x[:trained], listing.labels[kept[:trained]])
     last = LocalData(x[trained:], listing.labels[kept[trained:]])
     if draws is None or not len(last):
@@ -132,19 +149,21 @@ def load_held_out(
 
 
 def _with_learned(
-    listing: Listing, train: Rows, held: Rows, manifest: Manifest, learned: Learned | None, purpose: Purpose
+    listing: Listing, train: Rows, held_rows: Rows, manifest: Manifest, learned: Learned | None, purpose: Purpose
 ) -> tuple[Listing, Rows, LeavesOut | None]:
-    """A source with what was learned beside it: all rows in the order that they are kept in, those to train on with a
-    label, what was learned, those without a label, those held back; and which of the source's are left out for it."""
+    """A source with the learned examples beside it, the order of its rows, and which of its images are left out.
+
+    The order is: rows to train on that have a label, the learned examples, rows without a label, rows held back.
+    """
     if learned is None or not len(learned):
-        return listing, np.concatenate([train, held]), None
+        return listing, np.concatenate([train, held_rows]), None
     own = train[:0]
     if purpose == "train":
         listing, own = learned.beside(listing, manifest)
     else:
         listing = replace(listing, stamp=listing.stamp and learned.stamp(listing.stamp))
     labelled = int((listing.labels[train] >= 0).sum())
-    rows = np.concatenate([train[:labelled], own, train[labelled:], held])
+    rows = np.concatenate([train[:labelled], own, train[labelled:], held_rows])
     return listing, rows, _leaves_out(labelled, labelled + len(own), learned)
 
 
@@ -183,12 +202,12 @@ def hold_back(
     """
     if draws is None:
         ranks = ranks_of((f"row {row}" for row in range(len(data))), len(data), seed)
-        held = held_out(data.y, share, seed, ranks=ranks, least=least)
+        is_held = held_out(data.y, share, seed, ranks=ranks, least=least)
     else:
-        held = draws.held_of(data.x, share) & (data.y >= 0)
-    if not held.any():
+        is_held = draws.held_out_pixels(data.x, share) & (data.y >= 0)
+    if not is_held.any():
         return data, LocalData(data.x[:0], data.y[:0])
-    return LocalData(data.x[~held], data.y[~held]), LocalData(data.x[held], data.y[held])
+    return LocalData(data.x[~is_held], data.y[~is_held]), LocalData(data.x[is_held], data.y[is_held])
 
 
 def read_images(
@@ -222,7 +241,7 @@ def read_images(
             rows = rows[~np.array(unwanted, bool)]
         everything = len(rows) == len(listing) and bool((np.diff(rows) > 0).all())
         return (listing.images if everything else listing.images[rows]), rows
-    from edge_client.data.decode import check_channels, decode_all, gather
+    from protofleet.edge_client.data.decode import check_channels, decode_all, gather
 
     check_channels(shape, listing.where)
 
@@ -232,19 +251,19 @@ def read_images(
             log(f"decoding {len(places):,} images{kept}")
         return decode_all(_encoded(listing, rows[places]), shape)
 
-    found = None
+    decoded = None
     if cache is not None and listing.stamp:
-        from edge_client.data.cache import ImageCache, cache_key
+        from protofleet.edge_client.data.cache import ImageCache, cache_key
 
         try:
             key = cache_key(listing.stamp, rows, shape)
             ids = None if listing.ids is None else listing.ids[rows]
-            found = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode, ids=ids, leaves_out=leaves_out)
+            decoded = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode, ids=ids, leaves_out=leaves_out)
         except OSError as error:
             _without_cache(error, cache, len(rows), shape, log)
-    found = found or gather(decode(np.arange(len(rows))), len(rows), shape, leaves_out)
-    found.tell(listing.where, log)
-    return found.x, rows[found.kept]
+    decoded = decoded or gather(decode(np.arange(len(rows))), len(rows), shape, leaves_out)
+    decoded.tell(listing.where, log)
+    return decoded.x, rows[decoded.kept]
 
 
 def _encoded(listing: Listing, rows: NDArray[np.int64]) -> Iterator[tuple[str, str | bytes]]:
@@ -272,9 +291,12 @@ def _without_cache(error: OSError, cache: Path, count: int, shape: Shape, log: L
     log(f"decoded images are not kept for the next start: {cache}: {why}")
 
 
-def _of_bundle(listing: Listing, manifest: Manifest) -> Listing:
-    """The listing with the bundle's class numbers: by name, and by the source's own numbers where the bundle's classes
-    are numbers, those of a bundle before it that had fewer, and none of its names is one of them.
+def _with_bundle_classes(listing: Listing, manifest: Manifest) -> Listing:
+    """The listing with the bundle's class numbers.
+
+    Classes are matched by name. They are matched by the source's own numbers where the bundle's classes are numbers and
+    none of the source's names is one of them. It is enough if the classes of an earlier bundle, which had fewer, are
+    numbers.
 
     Raises:
         DataError: a class that the bundle has not.

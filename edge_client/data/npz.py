@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from edge_client.data.listing import Listing
-from edge_client.data.splits import split_code
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.listing import Listing
+from protofleet.edge_client.data.splits import split_code
 
 __all__ = ["class_numbers", "list_npz", "pixels"]
 
@@ -54,13 +54,13 @@ def _parts(archive: Mapping[str, NDArray[Any]], path: Path) -> list[tuple[int, N
     names = sorted(archive)
     if {"x", "y"} <= set(names):
         return [(0, pixels(archive["x"], path), class_numbers(archive["y"], path))]
-    words = [name[2:] for name in names if name.startswith("x_") and split_code(name[2:]) and f"y_{name[2:]}" in names]
-    if not words:
-        found = ", ".join(names) or "none"
-        raise DataError(f"{path}", expected="arrays x and y", got=found, hint="np.savez(path, x=…, y=…)")
+    splits = [name[2:] for name in names if name.startswith("x_") and split_code(name[2:]) and f"y_{name[2:]}" in names]
+    if not splits:
+        present = ", ".join(names) or "none"
+        raise DataError(f"{path}", expected="arrays x and y", got=present, hint="np.savez(path, x=…, y=…)")
     return [
-        (split_code(word) or 0, pixels(archive[f"x_{word}"], path), class_numbers(archive[f"y_{word}"], path))
-        for word in words
+        (split_code(split) or 0, pixels(archive[f"x_{split}"], path), class_numbers(archive[f"y_{split}"], path))
+        for split in splits
     ]
 
 

@@ -1,10 +1,11 @@
 """Images from parquet in the Hub's layout: a struct column {bytes, path} and an integer label column.
 
-Labels are read first, images a few at a time when they are wanted: rows are as many as eight megabytes hold. The
-class names in the schema's `huggingface` metadata are mapped to the bundle's, so that the two may number their classes
-differently; a bundle whose classes are only numbered (0, 1, …), and a file without names, are matched by number.
-A directory may hold several files, and several splits told apart by the first word of their names, or of the folders
-they lie in, as on the Hub: `train-00000-of-00002.parquet`, `data/test.parquet`, `default/train/0000.parquet`.
+- Labels are read first. Images are read a few at a time when they are wanted: as many rows as eight megabytes hold.
+- The class names in the schema's `huggingface` metadata are mapped to the bundle's, so that the two may number their
+  classes differently. A bundle whose classes are only numbered (0, 1, …), and a file without names, are matched by
+  number.
+- A directory may hold several files, and several splits. The first word of a file's name, or of a folder above it, says
+  the split, as on the Hub: `train-00000-of-00002.parquet`, `data/test.parquet`, `default/train/0000.parquet`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from contract.extras import install_command
-from edge_client.data.listing import Listing, Stamp
-from edge_client.data.samples import UNUSABLE
-from edge_client.data.splits import split_code
+from protofleet.contract.errors import DataError
+from protofleet.contract.extras import install_command
+from protofleet.edge_client.data.listing import Listing, Stamp
+from protofleet.edge_client.data.samples import UNUSABLE
+from protofleet.edge_client.data.splits import split_code
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -73,9 +74,9 @@ class ParquetImages:
         with _opened(file.path) as source:
             start = 0
             for batch in source.iter_batches(batch_size=_rows_at_once(source, file.path), columns=[file.column]):
-                here = wanted[(wanted >= start) & (wanted < start + len(batch))]
+                rows = wanted[(wanted >= start) & (wanted < start + len(batch))]
                 cells = batch.column(file.column)
-                for row in here:
+                for row in rows:
                     cell = cells[int(row) - start].as_py()
                     image = cell.get("bytes") if cell else None
                     if not image and not self._each_alone:
@@ -85,7 +86,9 @@ class ParquetImages:
 
 
 def list_parquet(source: Path, paths: list[Path], *, each_alone: bool = False) -> Listing:
-    """The rows of a parquet file, or of a directory's; where some are of a split, those of none are left out.
+    """The rows of a parquet file, or of a directory's files.
+
+    If some files belong to a split, files that belong to none are left out.
 
     Args:
         each_alone: a row without a label is `UNUSABLE`, and one without an image has an empty one, instead of an error.
@@ -101,10 +104,10 @@ def list_parquet(source: Path, paths: list[Path], *, each_alone: bool = False) -
     for path in paths:
         name = path.name if path == source else str(path.relative_to(source))
         stamp.add(name, path.stat())
-        with _opened(path) as found:
-            image, label = _columns(found, path)
-            names.add(_class_names(found, label))
-            labels.append(_labels(found, label, path, each_alone))
+        with _opened(path) as table:
+            image, label = _columns(table, path)
+            names.add(_class_names(table, label))
+            labels.append(_labels(table, label, path, each_alone))
         files.append(_File(path, name, image, first, len(labels[-1])))
         first += len(labels[-1])
     if len(names) > 1:
@@ -147,8 +150,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 def _rows_at_once(source: pq.ParquetFile, path: Path) -> int:
     """As many rows as eight megabytes hold: photos of a camera are megabytes each."""
-    each = path.stat().st_size // max(source.metadata.num_rows, 1) + 1
-    return max(1, min(_READ_ROWS, _READ_BYTES // each))
+    row_bytes = path.stat().st_size // max(source.metadata.num_rows, 1) + 1
+    return max(1, min(_READ_ROWS, _READ_BYTES // row_bytes))
 
 
 def _split_of(path: Path, source: Path) -> int:
@@ -157,8 +160,8 @@ def _split_of(path: Path, source: Path) -> int:
     A file that was itself asked for is taken whole, whatever its name.
     """
     parts = () if path == source else reversed(path.relative_to(source).parts)
-    words = (re.match(r"[a-z]*", part.lower()) for part in parts)
-    codes = (split_code(word.group()) for word in words if word)
+    names = (re.match(r"[a-z]*", part.lower()) for part in parts)
+    codes = (split_code(name.group()) for name in names if name)
     return next((code for code in codes if code), 0)
 
 

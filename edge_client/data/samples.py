@@ -1,7 +1,7 @@
 """The device's own samples, as values: images that are exactly of the bundle's shape, labels that are of its classes.
 
-Images stay uint8: no float copy of the set is ever made, since turning uint8 into normalised floats is the graph's work
-(docs/bundle.md). They may lie in a file that is mapped into memory (`cache.py`), so nobody writes to them.
+Images stay uint8. No float copy of the set is ever made, because the graph turns uint8 into normalised floats
+(docs/bundle.md). The images may lie in a file that is mapped into memory (`cache.py`), so nobody writes to them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Manifest
-from contract.errors import DataError, near_names
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.errors import DataError, near_names
 
-__all__ = ["UNLABELLED", "UNUSABLE", "LeavesOut", "LocalData", "Purpose", "class_number", "pixel_hash", "release_pages"]
+__all__ = [
+    "UNLABELLED",
+    "UNUSABLE",
+    "LeavesOut",
+    "LocalData",
+    "Purpose",
+    "class_number",
+    "pixel_hash",
+    "release_pages",
+    "sample_keys",
+]
 
 Purpose = Literal["train", "test"]
 LeavesOut = Callable[[int, bytes], bool]
@@ -27,6 +37,7 @@ LeavesOut = Callable[[int, bytes], bool]
 UNLABELLED = -1
 UNUSABLE = -2  # the label of a sample that the bundle cannot use, where such are left out
 _UNLABELLED_NAME = "unlabelled"
+DIGEST_BYTES, CLASS_BYTES = 16, 2  # of a key of `sample_keys`
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +87,9 @@ def release_pages(x: NDArray[Any]) -> None:
 
 def pixel_hash(image: NDArray[np.uint8]) -> bytes:
     """16 bytes that follow from an image's shape and pixels."""
-    found = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)
-    found.update(np.ascontiguousarray(image).data)
-    return found.digest()
+    digest = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:
@@ -94,7 +105,7 @@ def class_number(label: str, manifest: Manifest, where: object) -> int:
         if label == _UNLABELLED_NAME and "pu_weight" in manifest.hyper:
             return UNLABELLED
         composed = unicodedata.normalize("NFC", label)
-        same = [n for n, each in enumerate(manifest.labels) if unicodedata.normalize("NFC", each) == composed]
+        same = [n for n, name in enumerate(manifest.labels) if unicodedata.normalize("NFC", name) == composed]
         if len(same) == 1:
             return same[0]
         raise DataError(
@@ -108,5 +119,17 @@ def class_number(label: str, manifest: Manifest, where: object) -> int:
 def _class_below(label: str, manifest: Manifest, where: str) -> str:
     """What to do where a folder of class folders was taken for a class: `photos: kitchen/cat/1.jpg`."""
     first, *folders = where.rpartition(": ")[2].split("/")[:-1] or [""]
-    found = next((each for each in folders if each in manifest.labels), None)
-    return "" if first != label or found is None else f"--data with the folder {label}, in which {found} lies"
+    class_folder = next((folder for folder in folders if folder in manifest.labels), None)
+    if first != label or class_folder is None:
+        return ""
+    return f"--data with the folder {label}, in which {class_folder} lies"
+
+
+def sample_keys(data: LocalData) -> list[bytes]:
+    """A key for each labelled sample: 16 bytes of the SHA-256 of its pixels, and its class."""
+    keys = []
+    for image, label in zip(data.x, data.y, strict=True):
+        digest = hashlib.sha256(np.ascontiguousarray(image).data).digest()[:DIGEST_BYTES]
+        keys.append(digest + int(label).to_bytes(CLASS_BYTES, "big"))
+    release_pages(data.x)
+    return keys

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from contract.errors import DataError
-from edge_client.data.listing import Listing
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.listing import Listing
 
 __all__ = ["list_source"]
 
@@ -40,24 +40,24 @@ def _listed(source: Path, log: Callable[[str], None], each_alone: bool) -> Listi
     if not source.exists():
         raise DataError(f"no data at {source}", expected=_KINDS, got="nothing there", hint=f"ls {source.parent}")
     if source.is_dir():
-        from edge_client.data.folder import list_folder, parquet_files
+        from protofleet.edge_client.data.folder import list_folder, parquet_files
 
         if files := parquet_files(source):
-            from edge_client.data.parquet import list_parquet
+            from protofleet.edge_client.data.parquet import list_parquet
 
             return list_parquet(source, files, each_alone=each_alone)
         return list_folder(source, log)
     kind = source.suffix.lower()
     if kind == ".parquet":
-        from edge_client.data.parquet import list_parquet
+        from protofleet.edge_client.data.parquet import list_parquet
 
         return list_parquet(source, [source], each_alone=each_alone)
     if kind == ".csv":
-        from edge_client.data.csv_paths import list_csv
+        from protofleet.edge_client.data.csv_paths import list_csv
 
         return list_csv(source, each_alone=each_alone)
     if kind == ".npz":
-        from edge_client.data.npz import list_npz
+        from protofleet.edge_client.data.npz import list_npz
 
         return list_npz(source)
     raise DataError(f"cannot tell what {source} is", expected=_KINDS, got=source.suffix or "a file")

@@ -1,13 +1,13 @@
 """Which samples train and which are held back: splits that a source declares, or a stratified, shuffled hold-out.
 
 A source declares splits by names: folders `train/` and `test/` above the class folders, a column `split` in a CSV,
-parquet files that begin with them, arrays `x_train` and `x_test`. Who trains gets the split `train`; who tests gets
-`test`, or `valid` where there is no `test`. Of a source without splits each gets everything.
+parquet files that begin with them, arrays `x_train` and `x_test`. Training gets the split `train`. Testing gets `test`,
+or `valid` where there is no `test`. From a source without splits each gets everything.
 
-`held_out` is how a tenth is set aside where nobody declared one: the same share of every class, drawn at random,
-the same at every start. Taking every tenth row instead would follow whatever order the rows have. It looks at all
-labels together; `rows_each_alone` is for where noise protects what is sent: which side a sample is on follows from
-that sample alone.
+- `held_out` sets a share aside where no split is declared: the same share of every class, drawn at random, the same at
+  every start. Every tenth row instead would follow whatever order the rows have. `held_out` looks at all labels
+  together.
+- `rows_each_alone` is for where noise protects what is sent. Which side a sample is on follows from that sample alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError, UsageError
-from edge_client.data.draws import Draws
-from edge_client.data.listing import Listing
-from edge_client.data.samples import UNUSABLE, Purpose
+from protofleet.contract.errors import DataError, UsageError
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.listing import Listing
+from protofleet.edge_client.data.samples import UNUSABLE, Purpose
 
 __all__ = [
     "SPLITS", "declared_rows", "fewer_rows", "held_out", "ranks_of", "rows_each_alone", "split_code",
@@ -42,9 +42,9 @@ _WORDS = {
 }
 
 
-def split_code(word: str) -> int | None:
+def split_code(name: str) -> int | None:
     """The code of a split by one of its usual names, as an index into `SPLITS`; None for any other word."""
-    return _WORDS.get(word.strip().lower())
+    return _WORDS.get(name.strip().lower())
 
 
 def held_out(
@@ -57,16 +57,18 @@ def held_out(
 ) -> NDArray[np.bool_]:
     """Which samples to hold out: `share` of all, the same share of every class, drawn from `seed`.
 
-    Each class gives the whole part of its share, and those that lost the largest fraction by it give one more until
-    round(share · N) are held. A class always keeps a sample to train on, so one of a single sample gives none. Samples
-    without a label are never held out. The same labels, share and seed give the same answer on any machine.
+    1. Each class gives the whole part of its share.
+    2. The classes that lost the largest fraction by that give one more, until round(share · N) are held.
+
+    A class always keeps a sample to train on, so a class of a single sample gives none. Samples without a label are
+    never held out. The same labels, share and seed give the same answer on any machine.
 
     Args:
         labels: (N,) class numbers; negative for no label.
         share: 0 up to 1, without 1.
-        ranks: (N,) one number for each sample: the smallest of a class are held instead of drawn ones. Ranks that
-            follow from a sample's name (as `train_and_held_rows` makes them) leave nearly all samples where they are
-            when others come along.
+        ranks: (N,) one number for each sample: the samples with the smallest numbers of a class are held, instead of
+            drawn ones. Ranks that follow from a sample's name (as `train_and_held_rows` makes them) leave nearly all
+            samples where they are when others are added.
         least: a class with fewer samples gives none, and does not count.
 
     Returns:
@@ -77,7 +79,7 @@ def held_out(
     """
     if not 0 <= share < 1:
         raise UsageError("share held out", expected="0 up to 1, without 1", got=share)
-    rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    rng, is_held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
     classes, counts = np.unique(labels[labels >= 0], return_counts=True)
     classes, counts = classes[counts >= least], counts[counts >= least]
     wanted = share * counts
@@ -88,8 +90,8 @@ def held_out(
     for label, few in zip(classes, quota, strict=True):
         rows = np.flatnonzero(labels == label)
         first = rng.permutation(rows) if ranks is None else rows[np.argsort(ranks[rows], kind="stable")]
-        held[first[:few]] = True
-    return held
+        is_held[first[:few]] = True
+    return is_held
 
 
 def declared_rows(listing: Listing, purpose: Purpose) -> Rows:
@@ -122,23 +124,24 @@ def train_and_held_rows(listing: Listing, share: float, seed: int, *, least: int
         if (rows := np.flatnonzero(listing.splits == code)).size:
             return train, rows
     ranks = ranks_of((listing.name(int(row)) for row in train), len(train), seed)
-    held = held_out(listing.labels[train], share, seed, ranks=ranks, least=least)
-    return train[~held], train[held]
+    is_held = held_out(listing.labels[train], share, seed, ranks=ranks, least=least)
+    return train[~is_held], train[is_held]
 
 
 def rows_each_alone(listing: Listing, share: float, draws: Draws) -> tuple[Rows, Rows]:
     """The rows to train on, and those held out, where each sample is on its side whatever others there are.
 
-    One that is declared to test is held out, or with a share of 0 left alone; one that is declared to train, or to
-    nothing, is held out where it is drawn; one without a label trains, or is left out where it is declared to test; and
-    one that the bundle cannot use is left out.
+    - A sample that is declared to test is held out. With a share of 0 it is not used.
+    - A sample that is declared to train, or not declared, is held out if it is drawn.
+    - A sample without a label trains. If it is declared to test, it is left out.
+    - A sample that the bundle cannot use is left out.
 
     Raises:
         DataError: a file of many images cannot be read.
     """
     usable = listing.labels != UNUSABLE
     train = np.flatnonzero(usable & (listing.splits < 2))
-    drawn = draws.held(listing, train, share) & (listing.labels[train] >= 0)
+    drawn = draws.held_out(listing, train, share) & (listing.labels[train] >= 0)
     codes = (3, 2) if share else ()
     tests = (np.flatnonzero((listing.labels >= 0) & (listing.splits == code)) for code in codes)
     declared = next((rows for rows in tests if len(rows)), train[:0])

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contract.methods import Value
-from export.objectives.scene import Scene, cross_entropy, norms, unit_features
+from protofleet.contract.methods import Value
+from protofleet.export.objectives.loss_terms import Scene, cross_entropy, norms, unit_features
 
 __all__ = ["loss"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from contract.methods import Value
-from export.objectives.scene import Scene, cross_entropy, row_distance, sample_pull
+from protofleet.contract.methods import Value
+from protofleet.export.objectives.loss_terms import Scene, cross_entropy, row_distance, sample_pull
 
 __all__ = ["loss"]
 
@@ -55,10 +55,10 @@ def _positive_unlabelled_risk(scene: Scene, logits: Tensor, onehot: Tensor) -> T
     unlabelled = (scene.sample_weight - scene.labelled).unsqueeze(1)  # (B, 1)
     positive, negative = _softplus(-logits), _softplus(logits)  # (B, C): ℓ(g), ℓ(−g)
     of_class = [_column_mean(loss, members) for loss in (positive, negative)]
-    rest = _column_mean(negative, unlabelled.expand_as(negative)) - priors * of_class[1]
-    risk = priors * of_class[0] + torch.relu(rest)  # (C,)
-    held = (priors > 0).to(torch.float32)
-    return (risk * held).sum() / torch.clamp(held.sum(), min=1.0)
+    excess = _column_mean(negative, unlabelled.expand_as(negative)) - priors * of_class[1]
+    risk = priors * of_class[0] + torch.relu(excess)  # (C,)
+    has_prior = (priors > 0).to(torch.float32)
+    return (risk * has_prior).sum() / torch.clamp(has_prior.sum(), min=1.0)
 
 
 def _softplus(x: Tensor) -> Tensor:

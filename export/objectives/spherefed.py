@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from contract.methods import Value
-from export.objectives.scene import Scene, unit_features, weighted_mean
+from protofleet.contract.methods import Value
+from protofleet.export.objectives.loss_terms import Scene, unit_features, weighted_mean
 
 __all__ = ["loss"]
 

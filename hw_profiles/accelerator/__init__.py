@@ -1,1 +1,1 @@
-"""What a workload costs on a systolic array."""
+"""The cost of a workload on a systolic array."""

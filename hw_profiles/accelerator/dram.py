@@ -1,16 +1,19 @@
-"""How many bytes a layer moves to and from DDR when the on-chip memory is finite.
+"""Bytes that a layer moves to and from DDR when the on-chip memory is finite.
 
-Each operand has one buffer. A product whose two operands A and B both exceed theirs is blocked: either A is kept block
-by block and B read again for each, or the other way round, whichever moves less. Stationary dataflows (ws, is) spill
-partial sums when one column block of them does not fit. A tensor that one layer writes and the next reads stays on the
-chip if it fits its buffer; it is written out only if something later needs it. See docs/hardware.md.
+- Each operand has one buffer. A product whose operands A and B both exceed their buffers is blocked. Either A is kept
+  block by block and B is read again for each block, or the other way round, whichever moves less.
+- Stationary dataflows (ws, is) spill partial sums when one column block of them does not fit.
+- A tensor that one layer writes and the next reads stays on the chip if it fits its buffer. It is written out only if a
+  later layer needs it.
+
+See docs/hardware.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hw_profiles.workload.model import Layer, Workload
+from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["Traffic", "layer_traffic"]
 
@@ -38,10 +41,10 @@ def layer_traffic(
     root = _roots(workload)
     last_read = _last_reads(workload, root)
     kept: set[str] = set()
-    found = []
+    traffic = []
     for index, layer in enumerate(workload.layers):
         if layer.kind == "view":
-            found.append(Traffic())
+            traffic.append(Traffic())
             continue
         sizes = {n: workload.tensors[n].nbytes(float_bytes) for n in (*layer.reads, *layer.writes)}
         fetched = [0 if root[n] in kept else sizes[n] for n in layer.reads]
@@ -50,15 +53,15 @@ def layer_traffic(
             _blocked(fetched, [sizes[n] // count for n in layer.reads], buffer_bytes) if layer.gemms else sum(fetched)
         )
         fits = {root[n] for n in layer.writes if sizes[n] <= buffer_bytes and workload.tensors[n].role == "activation"}
-        gone = {r for r in fits if last_read.get(r, -1) <= _next_working(workload, index)}
-        written = sum(sizes[n] for n in layer.writes if root[n] not in gone)
-        found.append(Traffic(reread, written, _spill(layer, dataflow, rows, cols, buffer_bytes)))
+        unwritten = {r for r in fits if last_read.get(r, -1) <= _next_working(workload, index)}
+        written = sum(sizes[n] for n in layer.writes if root[n] not in unwritten)
+        traffic.append(Traffic(reread, written, _spill(layer, dataflow, rows, cols, buffer_bytes)))
         kept = fits
-    return found
+    return traffic
 
 
 def _roots(workload: Workload) -> dict[str, str]:
-    """Each tensor's own name, or that of the tensor it is only a view of."""
+    """For each tensor its own name, or the name of the tensor that it is a view of."""
     root = {name: name for name in workload.tensors}
     for layer in workload.layers:
         if layer.kind == "view" and layer.reads:

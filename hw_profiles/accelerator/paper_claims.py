@@ -1,9 +1,10 @@
-"""SphereFed's three hardware claims, beside what this model gives under each way of reading them.
+"""SphereFed's three hardware claims, beside this model's figures under each reading of them.
 
-The paper (section 5.4, appendix E) says, for a 32x64 array at 100 MHz: up to 10.5 % of memory and 13.6 % of latency
-saved in local training against FedAvg, and up to 9.1 % of latency saved by FFC against CCVR. It gives neither the batch
-size nor the dataflow, nor what the percentages are of, so each claim is computed under several readings, every one
-written out. Nothing in the model is adjusted to meet a claim.
+The paper (section 5.4, appendix E) claims for a 32x64 array at 100 MHz: up to 10.5 % of memory and 13.6 % of latency
+saved in local training against FedAvg, and up to 9.1 % of latency saved by FFC against CCVR.
+
+The paper gives neither the batch size nor the dataflow, nor the base of the percentages. So each claim is computed
+under several stated readings. Nothing in the model is adjusted to meet a claim.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
-from hw_profiles.accelerator.simulate import Array, Cost
-from hw_profiles.workload.baselines import (
+from protofleet.hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
+from protofleet.hw_profiles.accelerator.simulate import Array, Cost
+from protofleet.hw_profiles.workload.baselines import (
     ccvr,
     features_width,
     fedavg,
@@ -21,8 +22,8 @@ from hw_profiles.workload.baselines import (
     published_spherefed,
     without_classifier,
 )
-from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.model import Workload
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
+from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = ["CLAIMS", "Reading", "readings"]
 
@@ -35,12 +36,12 @@ CLAIMS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One way of reading a claim.
+    """One reading of a claim.
 
     Attributes:
         claim: a key of `CLAIMS`.
-        assumption: what the percentage is of, in words.
-        percent: what follows; negative where it costs more.
+        assumption: the base of the percentage, in words.
+        percent: the result; negative where the cost is higher.
         kind: `arithmetic` for a ratio of counts, `simulated` or `predicted` for the model's figures.
     """
 
@@ -57,10 +58,10 @@ def readings(forward_at: Callable[[int], Workload], classes: int, array: Array, 
         forward_at: the features graph at a batch size.
         samples: local samples, for the calibration.
     """
-    found = _memory(forward_at, classes, array)
+    all_readings = _memory(forward_at, classes, array)
     for batch in (1, 64):
-        found += _latency(forward_at(batch), classes, array)
-    return found + _calibration(forward_at(64), classes, array, samples)
+        all_readings += _latency(forward_at(batch), classes, array)
+    return all_readings + _calibration(forward_at(64), classes, array, samples)
 
 
 def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -> list[Reading]:
@@ -69,7 +70,7 @@ def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -
     folded = fold_weights(forward)  # so that a transposed weight counts where it is multiplied
     multiplied = {n for layer in folded.layers if layer.gemms for n in layer.weights}
     dense = sum(folded.tensors[n].elements for n in multiplied if len(folded.tensors[n].shape) > 1)
-    found = [
+    memory_readings = [
         Reading(
             "memory", "the head's share of the weights of convolutions and products", _share(head, dense), "arithmetic"
         ),
@@ -89,14 +90,14 @@ def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -
             round_cost(at_batch, as_in(at_batch, classes), array, setting) for as_in in (fedavg, published_spherefed)
         ]
         saved = _saved(*(cost.memory.peak_bytes for cost in costs))
-        found.append(
+        memory_readings.append(
             Reading("memory", f"peak of one training step, activations included, batch {batch}", saved, "predicted")
         )
-    return found
+    return memory_readings
 
 
 def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
-    batch, found = forward.batch, []
+    batch, latency_readings = forward.batch, []
     for mapping in ("per-channel", "packed"):
         machine = replace(array, depthwise=mapping)
         base, frozen, skipped = (
@@ -104,7 +105,7 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
             for as_in in (fedavg, published_spherefed, without_classifier)
         )
         how = f"depthwise {mapping}, {array.dataflow}, batch {batch}"
-        found += [
+        latency_readings += [
             Reading("latency", f"whole step, {how}", _saved(base.cycles, frozen.cycles), "simulated"),
             Reading(
                 "latency", f"array cycles only, {how}", _saved(base.array_cycles, frozen.array_cycles), "simulated"
@@ -113,7 +114,7 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
         if mapping == "packed":
             ideal = [_ideal_cycles(cost) for cost in (base, frozen, skipped)]
             full = f"every product at full use of the cells, batch {batch}"
-            found += [
+            latency_readings += [
                 Reading("latency", f"whole step, {full}", _saved(ideal[0], ideal[1]), "simulated"),
                 Reading(
                     "latency",
@@ -122,19 +123,19 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
                     "simulated",
                 ),
             ]
-    return found
+    return latency_readings
 
 
 def _calibration(forward: Workload, classes: int, array: Array, samples: int) -> list[Reading]:
-    found, each = [], (samples, classes, features_width(forward))
+    calibration_readings, sizes = [], (samples, classes, features_width(forward))
     for mapping in ("per-channel", "packed"):
         machine = replace(array, depthwise=mapping)
-        closed = calibration_cost(forward, published_ffc(*each), machine, samples)
+        closed = calibration_cost(forward, published_ffc(*sizes), machine, samples)
         how = f"{samples:,} local samples, depthwise {mapping}"
         for epochs in (1, 10):
-            drawn = calibration_cost(forward, ccvr(*each, epochs=epochs), machine, samples)
+            drawn = calibration_cost(forward, ccvr(*sizes, epochs=epochs), machine, samples)
             times = "1 epoch" if epochs == 1 else f"{epochs} epochs"
-            found.append(
+            calibration_readings.append(
                 Reading(
                     "calibration",
                     f"one client and a server on the same accelerator, {times} of CCVR's training, {how}",
@@ -142,14 +143,14 @@ def _calibration(forward: Workload, classes: int, array: Array, samples: int) ->
                     "simulated",
                 )
             )
-        found.append(
+        calibration_readings.append(
             Reading("calibration", f"one client alone, {how}", _saved(drawn.client_ms, closed.client_ms), "simulated")
         )
-    return found
+    return calibration_readings
 
 
 def _ideal_cycles(cost: Cost) -> int:
-    """As `Cost.cycles`, were every product to keep all cells busy."""
+    """As `Cost.cycles`, if every product used all cells."""
     cells = cost.array.rows * cost.array.cols
     return sum(max(-(-c.layer.macs // cells), c.vector_cycles, c.dram_cycles) for c in cost.layers)
 

@@ -1,31 +1,34 @@
-"""One round of a method on an accelerator: how long, how much memory, what goes up; and what that saves.
+"""The cost of one round of a method on an accelerator: time, memory, and bytes up.
 
-A round is the local training (steps of batch B over the local samples, some epochs), or, where a method calibrates
-instead of training, a forward pass over the local samples, its statistic, and the server's share. Each figure is
-`simulated` by `simulate` over workloads of `training_step` and `calibration_step`; memory is `liveness.peak_memory` of
-one step. What is trained and what is summed comes as a value: of a method (`training.method_training`,
-`calibration_step.method_calibration`) or of a paper's baseline (`baselines`). See docs/hardware.md; settings of
-SphereFed, Tab. 16.
+- A round is the local training: steps of batch B over the local samples, for some epochs.
+- For a method that calibrates instead of training, a round is a forward pass over the local samples, the statistic, and
+  the server's share.
+- `simulate` gives each figure (`simulated`), over workloads of `training_step` and `calibration_step`. Memory is
+  `liveness.peak_memory` of one step.
+- A value says what is trained or summed. It comes from a method (`training.method_training`,
+  `calibration_step.method_calibration`) or from a paper's baseline (`baselines`).
+
+See docs/hardware.md; settings of SphereFed, Tab. 16.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hw_profiles.accelerator.simulate import Array, Cost, simulate
-from hw_profiles.memory.liveness import Memory, peak_memory
-from hw_profiles.workload.calibration_step import Calibrating
-from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.model import Phase, Workload
-from hw_profiles.workload.training import HeadUse, Training
-from hw_profiles.workload.training_step import training_step
+from protofleet.hw_profiles.accelerator.simulate import Array, Cost, simulate
+from protofleet.hw_profiles.memory.liveness import Memory, peak_memory
+from protofleet.hw_profiles.workload.calibration_step import Calibrating
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
+from protofleet.hw_profiles.workload.model import Phase, Workload
+from protofleet.hw_profiles.workload.training import HeadUse, Training
+from protofleet.hw_profiles.workload.training_step import training_step
 
 __all__ = ["Calibration", "RoundCost", "Setting", "calibration_cost", "round_cost"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How much local work a round is: N local samples, E epochs, batch B. The defaults: CIFAR-100 over 10 clients."""
+    """The local work of a round: N samples, E epochs, batch B. The defaults are CIFAR-100 over 10 clients."""
 
     samples: int = 5_000
     epochs: int = 10
@@ -50,16 +53,16 @@ class RoundCost:
 
     @property
     def step_ms(self) -> float:
-        """One training step."""
+        """Milliseconds of one training step."""
         return self.step.latency_ms
 
     @property
     def round_s(self) -> float:
-        """All steps of a round."""
+        """Seconds of all steps of a round."""
         return self.step.latency_ms * self.steps / 1e3
 
     def phase_ms(self) -> dict[Phase, float]:
-        """One step by phase."""
+        """Milliseconds of one step by phase."""
         return {phase: cycles / self.step.array.mhz / 1e3 for phase, cycles in self.step.phase_cycles().items()}
 
 
@@ -77,12 +80,12 @@ class Calibration:
 
     @property
     def client_ms(self) -> float:
-        """The device's share."""
+        """Milliseconds of the device's share."""
         return self.forward_ms + self.statistic_ms
 
     @property
     def total_ms(self) -> float:
-        """The device's share and the server's, as the paper adds them (section 5.4)."""
+        """Milliseconds of the device's share and the server's together, as in the paper (section 5.4)."""
         return self.client_ms + self.server_ms
 
 
@@ -100,7 +103,7 @@ def calibration_cost(
     """Cost of calibrating over N local samples; the server's share runs on `server` (default: the same accelerator)."""
     forward = fold_weights(forward)
     batches = -(-samples // forward.batch)
-    held = peak_memory(forward, float_bytes=array.float_bytes).peak_bytes
+    peak = peak_memory(forward, float_bytes=array.float_bytes).peak_bytes
     return Calibration(
         calibrating.method,
         calibrating.statistic,
@@ -108,5 +111,5 @@ def calibration_cost(
         statistic_ms=simulate(calibrating.device, array).latency_ms,
         server_ms=simulate(calibrating.server, server or array).latency_ms,
         uplink_bytes=calibrating.uplink_bytes,
-        memory_bytes=held + calibrating.uplink_bytes,
+        memory_bytes=peak + calibrating.uplink_bytes,
     )

@@ -1,10 +1,13 @@
-"""What a layer costs on an accelerator: a systolic array, a special unit beside it, and a DDR memory behind both.
+"""The cost of a layer on an accelerator: a systolic array, a special unit beside it, and a DDR memory behind both.
 
-For each layer, in order: its matrix products go on the array (`systolic.map_gemm`); its other operations go through
-the special unit, `lanes` of them a cycle, while the array works; its operands come from DDR unless the layer before
-left them on the chip (`dram`). The three overlap, so the layer takes as long as the longest of them, which names what
-bounds it. Layers follow each other without overlap. Every assumption that this rests on is in `ASSUMPTIONS`, and every
-report prints them. All figures are `simulated`. See docs/hardware.md.
+For each layer three things happen at the same time:
+
+- The array computes the matrix products (`systolic.map_gemm`).
+- The special unit computes the other operations, `lanes` of them a cycle.
+- The operands come from DDR, unless the layer before left them on the chip (`dram`).
+
+The layer takes as long as the longest of the three, which is its bound. Layers do not overlap. `assumptions` lists
+every assumption, and every report prints them. All figures are `simulated`. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from contract.errors import UsageError, near_names
-from hw_profiles.accelerator.dram import Traffic, layer_traffic
-from hw_profiles.accelerator.systolic import Dataflow, Depthwise, Placed, map_gemm
-from hw_profiles.workload.model import Layer, Phase, Workload
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.accelerator.dram import Traffic, layer_traffic
+from protofleet.hw_profiles.accelerator.systolic import Dataflow, Depthwise, Placed, map_gemm
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.workload.model import Layer, Phase, Workload
 
-__all__ = ["PRECISIONS", "Array", "Cost", "LayerCost", "assumptions", "simulate"]
+__all__ = ["PRECISIONS", "Array", "Cost", "LayerCost", "array_of", "assumptions", "simulate"]
 
 Precision = Literal["fp32", "bf16", "int8"]
 PRECISIONS: Mapping[str, int] = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes per number
@@ -34,10 +38,10 @@ class Array:
     The defaults are the profile fpga-vc707-32x64; SphereFed's appendix E gives the cells, the clock and the board.
 
     Attributes:
-        lanes: numbers that the special unit takes each cycle; the paper does not say, one per column is assumed.
+        lanes: numbers that the special unit takes each cycle. The paper does not say; one per column is assumed.
         dram_bytes_per_s: peak of the DDR; 12.8 GB/s is one 64-bit DDR3-1600 channel.
         sram_bytes: on-chip memory; 37,080 Kb of block RAM.
-        dsps: multiplier blocks on the chip, 0 for unknown; only used to say when the cells cannot be built.
+        dsps: multiplier blocks on the chip, 0 for unknown. Used only to report cells that cannot be built.
     """
 
     rows: int = 32
@@ -66,7 +70,7 @@ class Array:
 
     @property
     def float_bytes(self) -> int:
-        """Bytes that one number takes at this precision."""
+        """Bytes of one number at this precision."""
         return PRECISIONS[self.precision]
 
     @property
@@ -76,12 +80,12 @@ class Array:
 
     @property
     def bytes_per_cycle(self) -> float:
-        """What the DDR delivers in one cycle of the array."""
+        """Bytes from DDR in one cycle of the array."""
         return self.dram_bytes_per_s / (self.mhz * 1e6)
 
     @property
     def peak_gflops(self) -> float:
-        """Two operations per cell and cycle."""
+        """Peak speed: two operations per cell and cycle."""
         return 2 * self.rows * self.cols * self.mhz / 1e3
 
 
@@ -98,12 +102,12 @@ class LayerCost:
 
     @property
     def cycles(self) -> int:
-        """What the layer takes, the three overlapping."""
+        """Cycles of the layer, with the three overlapping."""
         return max(self.array_cycles, self.vector_cycles, self.dram_cycles)
 
     @property
     def bound(self) -> str:
-        """What the layer waits for: array, special unit, dram, or nothing."""
+        """The bound of the layer: array, special unit, dram, or free."""
         if self.cycles == 0:
             return "free"
         if self.array_cycles == self.cycles:
@@ -131,36 +135,36 @@ class Cost:
 
     @cached_property
     def cycles(self) -> int:
-        """Of all layers, one after the other."""
+        """Cycles of all layers, one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @cached_property
     def array_cycles(self) -> int:
-        """Of the array alone: what SCALE-Sim reports."""
+        """Cycles of the array alone, as SCALE-Sim reports them."""
         return sum(layer.array_cycles for layer in self.layers)
 
     @property
     def latency_ms(self) -> float:
-        """At the array's clock."""
+        """Milliseconds at the array's clock."""
         return self.cycles / self.array.mhz / 1e3
 
     @property
     def utilisation(self) -> float:
-        """Wanted multiply-accumulates over those the cells could have done while the array ran; 0 to 1."""
+        """Multiply-accumulates of the workload over those possible while the array ran; 0 to 1."""
         cells = self.array.rows * self.array.cols * self.array_cycles
         return self.workload.macs / cells if cells else 0.0
 
     @cached_property
     def dram_bytes(self) -> int:
-        """Moved to and from DDR."""
+        """Bytes moved to and from DDR."""
         return sum(layer.traffic.total for layer in self.layers)
 
     def phase_cycles(self) -> dict[Phase, int]:
         """Cycles by phase of training."""
-        found: dict[Phase, int] = {}
+        cycles: dict[Phase, int] = {}
         for layer in self.layers:
-            found[layer.layer.phase] = found.get(layer.layer.phase, 0) + layer.cycles
-        return found
+            cycles[layer.layer.phase] = cycles.get(layer.layer.phase, 0) + layer.cycles
+        return cycles
 
 
 def simulate(workload: Workload, array: Array) -> Cost:
@@ -186,7 +190,7 @@ def simulate(workload: Workload, array: Array) -> Cost:
 
 
 def assumptions(array: Array) -> tuple[str, ...]:
-    """What the figures rest on, in words, for this accelerator."""
+    """The assumptions behind the figures of this accelerator, in words."""
     mapping = (
         "one channel after the other, as SCALE-Sim runs it"
         if array.depthwise == "per-channel"
@@ -221,4 +225,30 @@ def _buildable(array: Array) -> tuple[str, ...]:
         f"{needed:,} "
         f"DSP blocks ({_DSPS_PER_MAC[array.precision]} each) where the chip has {array.dsps:,}: the published machine "
         "cannot be built so at this precision, the figures follow the paper's description",
+    )
+
+
+def array_of(device: Device, **choices: str) -> Array:
+    """The accelerator that a device file describes.
+
+    Raises:
+        UsageError: the device has no systolic array, or a choice is unknown.
+    """
+    systolic = device.systolic
+    if systolic is None:
+        raise UsageError(
+            f"device {device.name}",
+            expected="one with a systolic array",
+            got=" and ".join(device.processors),
+            hint=f"protofleet profile F.bundle --devices {device.name}",
+        )
+    return Array(
+        rows=systolic.rows,
+        cols=systolic.cols,
+        mhz=systolic.clock_mhz,
+        lanes=systolic.special_lanes,
+        dram_bytes_per_s=systolic.memory_gb_s * 1e9,
+        sram_bytes=systolic.sram_bits // 8,
+        dsps=systolic.dsp_slices or 0,
+        **choices,  # type: ignore[arg-type]
     )

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from contract.errors import UsageError, near_names
-from hw_profiles.workload.model import Gemm
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.workload.model import Gemm
 
 __all__ = ["Dataflow", "Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hw_profiles.charts.marks import LETTER, WIDTH, Span, line, powers, rect, svg, text, tip, truncate
-from hw_profiles.units import nice_bytes, time_text
+from protofleet.hw_profiles.charts.marks import LETTER, WIDTH, Span, line, powers, rect, svg, text, tip, truncate
+from protofleet.hw_profiles.units import nice_bytes, time_text
 
 __all__ = ["Bar", "Interval", "bars", "byte_bars", "intervals"]
 
@@ -105,7 +105,7 @@ def _heading(y: float, label: str, note: str, style: str = "t-value") -> list[st
 def _legend(series: Sequence[str], y: float) -> tuple[list[str], float]:
     """A square and a name for each series, in as many lines as they take; and where the bars begin."""
     parts, x = [], 0.0
-    for index, name in enumerate(truncate(each, 48) for each in series):
+    for index, name in enumerate(truncate(label, 48) for label in series):
         wide = 26 + LETTER * len(name)
         if x and x + wide > WIDTH:
             x, y = 0.0, y + 20
@@ -115,11 +115,11 @@ def _legend(series: Sequence[str], y: float) -> tuple[list[str], float]:
     return parts, y + 24
 
 
-def _power_axis(axis: Span, top: float, bottom: float, words: Callable[[float], str]) -> list[str]:
+def _power_axis(axis: Span, top: float, bottom: float, write: Callable[[float], str]) -> list[str]:
     """Lines at each power of ten, named above."""
     parts = []
     for power in range(int(axis.low), int(axis.high) + 1):
         x = axis.at(10.0**power)
         anchor = "start" if x < 20 else "end" if x > WIDTH - 20 else "middle"
-        parts += [line(x, top, x, bottom), text(x, 12, words(10.0**power), "t-axis", anchor)]
+        parts += [line(x, top, x, bottom), text(x, 12, write(10.0**power), "t-axis", anchor)]
     return parts

@@ -6,8 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hw_profiles.charts.marks import LETTER, WIDTH, Span, dot, line, percent_span, percent_ticks, svg, text, truncate
-from hw_profiles.units import percent
+from protofleet.hw_profiles.charts.marks import (
+    LETTER,
+    WIDTH,
+    Span,
+    dot,
+    line,
+    percent_span,
+    percent_ticks,
+    svg,
+    text,
+    truncate,
+)
+from protofleet.hw_profiles.units import percent
 
 __all__ = ["Event", "Line", "curves"]
 
@@ -42,13 +53,13 @@ def curves(
 ) -> str:
     """Accuracy over rounds, or over what `axis` names; `rounds` names the values of the x axis, the first being x = 0.
     Marks of events stand side by side where they are far enough apart: two x of thirty."""
-    beside = max([96.0, *(14 + LETTER * min(len(each.label), _LETTERS) for each in lines if not each.faint)])
+    beside = max([96.0, *(14 + LETTER * min(len(curve.label), _LETTERS) for curve in lines if not curve.faint)])
     left, right, top, bottom = 44, WIDTH - beside, 54 if events else 28, 262
-    up = percent_span([v for each in lines for v in _reach(each)], bottom, top)
+    up = percent_span([v for curve in lines for v in _reach(curve)], bottom, top)
     along = Span(0, max(len(rounds) - 1, 1), left, right)
     parts = [text(0, 10, "accuracy", "t-axis")]
-    for y, words in percent_ticks(up):
-        parts += [line(left, y, right, y), text(left - 8, y + 4, words, "t-axis", "end")]
+    for y, label in percent_ticks(up):
+        parts += [line(left, y, right, y), text(left - 8, y + 4, label, "t-axis", "end")]
     parts += [text(along.at(i), bottom + 20, rounds[i], "t-axis", "middle") for i in _named(rounds, right - left)]
     parts.append(text((left + right) / 2, bottom + 40, axis, "t-axis", "middle"))
     for event in events:
@@ -56,34 +67,34 @@ def curves(
         parts += [line(x, 44, x, bottom, "event"), dot(x, 34, 8 + len(event.mark), "c-event", event.says)]
         parts.append(text(x, 38.5, event.mark, "t-cell on", "middle"))
     ends: list[tuple[float, Line]] = []
-    parts += [_band(each, along, up) for each in lines if each.band]
-    for each in sorted(lines, key=lambda each: not each.faint):
-        points = [(along.at(each.first + i), up.at(v), v) for i, v in enumerate(each.values) if v is not None]
-        parts += _polyline(each, points)
-        if points and not each.faint:
-            ends.append((points[-1][1], each))
-    for y, each in _apart(ends, 15):
-        parts.append(text(right + 10, y + 4, truncate(each.label, _LETTERS), f"t-line f-{each.kind}"))
+    parts += [_band(curve, along, up) for curve in lines if curve.band]
+    for curve in sorted(lines, key=lambda curve: not curve.faint):
+        points = [(along.at(curve.first + i), up.at(v), v) for i, v in enumerate(curve.values) if v is not None]
+        parts += _polyline(curve, points)
+        if points and not curve.faint:
+            ends.append((points[-1][1], curve))
+    for y, curve in _apart(ends, 15):
+        parts.append(text(right + 10, y + 4, truncate(curve.label, _LETTERS), f"t-line f-{curve.kind}"))
     return svg(parts, bottom + 48, title)
 
 
-def _reach(each: Line) -> list[float]:
+def _reach(curve: Line) -> list[float]:
     """The values of a line, and the edges of its band between 0 and 1."""
-    sides = each.band or [0.0] * len(each.values)
-    pairs = [(v, side) for v, side in zip(each.values, sides, strict=True) if v is not None]
-    return [min(max(v + way * side, 0.0), 1.0) for v, side in pairs for way in ((-1, 1) if side else (0,))]
+    sides = curve.band or [0.0] * len(curve.values)
+    pairs = [(v, side) for v, side in zip(curve.values, sides, strict=True) if v is not None]
+    return [min(max(v + sign * side, 0.0), 1.0) for v, side in pairs for sign in ((-1, 1) if side else (0,))]
 
 
-def _band(each: Line, along: Span, up: Span) -> str:
+def _band(curve: Line, along: Span, up: Span) -> str:
     places = [
-        (each.first + i, v, side)
-        for i, (v, side) in enumerate(zip(each.values, each.band, strict=True))
+        (curve.first + i, v, side)
+        for i, (v, side) in enumerate(zip(curve.values, curve.band, strict=True))
         if v is not None
     ]
     above = [(along.at(x), up.at(min(v + side, 1.0))) for x, v, side in places]
     below = [(along.at(x), up.at(max(v - side, 0.0))) for x, v, side in places]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*above, *reversed(below)])
-    return f'<polygon class="f-{each.kind}" fill-opacity=".13" points="{path}"/>'
+    return f'<polygon class="f-{curve.kind}" fill-opacity=".13" points="{path}"/>'
 
 
 def _named(rounds: Sequence[str], space: float) -> range:
@@ -92,17 +103,17 @@ def _named(rounds: Sequence[str], space: float) -> range:
     return range(0, len(rounds), max(1, math.ceil(widest * len(rounds) / space)))
 
 
-def _polyline(each: Line, points: Sequence[tuple[float, float, float]]) -> list[str]:
-    style = f"curve s-{each.kind}" + (" faint" if each.faint else "") + (" dashed" if each.dashed else "")
+def _polyline(curve: Line, points: Sequence[tuple[float, float, float]]) -> list[str]:
+    style = f"curve s-{curve.kind}" + (" faint" if curve.faint else "") + (" dashed" if curve.dashed else "")
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
     radius = 4 if len(points) <= 20 else 1.6
-    dots = [dot(x, y, radius, f"c-{each.kind}", f"{each.label}: {percent(v)}") for x, y, v in points]
-    return [f'<polyline class="{style}" points="{path}"/>', *([] if each.faint else dots)]
+    dots = [dot(x, y, radius, f"c-{curve.kind}", f"{curve.label}: {percent(v)}") for x, y, v in points]
+    return [f'<polyline class="{style}" points="{path}"/>', *([] if curve.faint else dots)]
 
 
 def _apart(ends: Sequence[tuple[float, Line]], gap: float) -> list[tuple[float, Line]]:
     """End labels from top to bottom, pushed down where they would overlap."""
     placed: list[tuple[float, Line]] = []
-    for y, each in sorted(ends, key=lambda end: end[0]):
-        placed.append((max(y, placed[-1][0] + gap) if placed else y, each))
+    for y, curve in sorted(ends, key=lambda end: end[0]):
+        placed.append((max(y, placed[-1][0] + gap) if placed else y, curve))
     return placed

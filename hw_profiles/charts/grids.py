@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hw_profiles.charts.marks import WIDTH, line, rect, slanted, svg, text, tip, truncate
-from hw_profiles.units import percent
+from protofleet.hw_profiles.charts.marks import WIDTH, line, rect, slanted, svg, text, tip, truncate
+from protofleet.hw_profiles.units import percent
 
 __all__ = ["heatmap", "holdings"]
 
@@ -45,14 +45,14 @@ def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequ
     absent = "none" if wide >= _WORD_WIDE else "–"
     most = max((n for row in counts for n in row), default=1) or 1
     parts = [slanted(left + (i + 0.5) * wide, _TOP - 8, name) for i, name in enumerate(labels)]
-    for row, (device, held) in enumerate(zip(names, counts, strict=True)):
+    for row, (device, class_counts) in enumerate(zip(names, counts, strict=True)):
         middle = _TOP + row * tall + tall / 2
         parts.append(line(left, middle, right, middle, "rail"))
         parts.append(text(left - 10, middle + 4, truncate(device, 9), "t-label", "end"))
-        for index, count in enumerate(held):
+        for index, count in enumerate(class_counts):
             x, side = left + (index + 0.5) * wide, max((min(wide, tall) - 4) * math.sqrt(count / most), 3)
             parts += _square(x, middle, side, count, f"{device}: {count} of {labels[index]}", absent)
-        parts.append(text(WIDTH, middle + 4, f"{sum(held):,}".replace(",", " "), "t-value", "end"))
+        parts.append(text(WIDTH, middle + 4, f"{sum(class_counts):,}".replace(",", " "), "t-value", "end"))
     bottom = _TOP + len(names) * tall
     parts.append(text(WIDTH, bottom + 16, "samples", "t-axis", "end"))
     return svg(parts, bottom + 24, "samples of each class on each device")

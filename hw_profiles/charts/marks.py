@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from hw_profiles.units import percent
+from protofleet.hw_profiles.units import percent
 
 __all__ = [
     "LETTER", "STYLE", "WIDTH", "Span", "dot", "line", "percent_span", "percent_ticks", "powers", "rect", "slanted",
@@ -76,8 +76,8 @@ def text(x: float, y: float, content: str, style: str, anchor: str = "start") ->
 def slanted(x: float, y: float, content: str) -> str:
     """A column's name, going up to the right, as far as there is room."""
     letters = min(12, int((WIDTH + 8 - x) / (0.75 * LETTER)))
-    at = f'x="{x:.1f}" y="{y:.1f}" transform="rotate(-42 {x:.1f} {y:.1f})"'
-    return f'<text class="t-label" {at}>{escape(truncate(content, letters))}</text>'
+    place = f'x="{x:.1f}" y="{y:.1f}" transform="rotate(-42 {x:.1f} {y:.1f})"'
+    return f'<text class="t-label" {place}>{escape(truncate(content, letters))}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str = "grid") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hw_profiles.charts.marks import (
+from protofleet.hw_profiles.charts.marks import (
     LETTER,
     WIDTH,
     Span,
@@ -18,7 +18,7 @@ from hw_profiles.charts.marks import (
     text,
     truncate,
 )
-from hw_profiles.units import nice_bytes, nice_joules, percent
+from protofleet.hw_profiles.units import nice_bytes, nice_joules, percent
 
 __all__ = ["BYTES", "JOULES", "Axis", "Mark", "Point", "roofline", "scatter"]
 
@@ -65,8 +65,8 @@ def scatter(marks: Sequence[Mark], title: str, axis: Axis = BYTES) -> str:
     parts = [text(0, 10, "accuracy", "t-axis")]
     if any(mark.cost < axis.least for mark in marks):
         parts.append(text(left - 46, bottom + 20, "none", "t-axis", "middle"))
-    for y, words in percent_ticks(up):
-        parts += [line(44, y, right, y), text(36, y + 4, words, "t-axis", "end")]
+    for y, label in percent_ticks(up):
+        parts += [line(44, y, right, y), text(36, y + 4, label, "t-axis", "end")]
     for power in range(int(along.low), int(along.high) + 1):
         x = along.at(10.0**power)
         parts += [line(x, top, x, bottom), text(x, bottom + 20, axis.write(10.0**power), "t-axis", "middle")]
@@ -107,7 +107,7 @@ def _named_points(points: Sequence[tuple[float, float, Mark]], left: float, axis
     """Dots with names that cover nothing: on the side where the name stays nearer to its point."""
     rails, dots, labels = [], [], []
     taken = [_Box(x - 7, y - 7, x + 7, y + 7) for x, y, _ in points]
-    for x, y, mark in sorted(points, key=lambda each: each[1]):
+    for x, y, mark in sorted(points, key=lambda point: point[1]):
         label, sides = mark.label, [(_free(taken, mark.label, x, y, side), side) for side in (1, -1)]
         fitting = [(box, side) for box, side in sides if (box.right <= WIDTH if side > 0 else box.left > left)]
         if not fitting:

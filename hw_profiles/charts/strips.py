@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hw_profiles.charts.marks import WIDTH, dot, line, percent_span, percent_ticks, svg, text, truncate
-from hw_profiles.units import percent
+from protofleet.hw_profiles.charts.marks import WIDTH, dot, line, percent_span, percent_ticks, svg, text, truncate
+from protofleet.hw_profiles.units import percent
 
 __all__ = ["Row", "strips"]
 
@@ -39,8 +39,8 @@ def strips(rows: Sequence[Row]) -> str:
         y += step
     along = percent_span([v for row in rows for v in (row.mean, *row.points)], left, right)
     parts = []
-    for x, words in percent_ticks(along):
-        parts += [line(x, 14, x, y), text(x, y + 18, words, "t-axis", "middle")]
+    for x, label in percent_ticks(along):
+        parts += [line(x, 14, x, y), text(x, y + 18, label, "t-axis", "middle")]
     for row, top in zip(rows, tops, strict=True):
         middle = top + step / 2
         if row.section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hw_profiles.charts.marks import LETTER, WIDTH, Span, line, rect, svg, text, tip, truncate
+from protofleet.hw_profiles.charts.marks import LETTER, WIDTH, Span, line, rect, svg, text, tip, truncate
 
 __all__ = ["Stretch", "Track", "timeline"]
 

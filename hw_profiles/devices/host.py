@@ -1,6 +1,6 @@
-"""What this machine says of its own processor and memory, and its temperature and throttling while it works.
+"""This machine's own figures: processor, memory, and temperature and throttling while it works.
 
-Everything is read from Linux's own files; what a system does not tell is left out, never guessed.
+Everything is read from Linux's own files. Missing figures are left out, never guessed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ _VECTORS = (
 
 
 def detect_host() -> dict[str, tuple[float, str]]:
-    """`section.number` of a device file to (value, where it was read), for what this machine tells."""
-    found: dict[str, tuple[float, str]] = {}
-    found["cpu.cores"] = (len(os.sched_getaffinity(0)), "read here: CPUs this process may use")
+    """The known numbers of this machine: `section.number` of a device file to (value, source)."""
+    numbers: dict[str, tuple[float, str]] = {}
+    numbers["cpu.cores"] = (len(os.sched_getaffinity(0)), "read here: CPUs this process may use")
     clock = _clock_ghz()
     if clock is not None:
-        found["cpu.clock_ghz"] = clock
+        numbers["cpu.clock_ghz"] = clock
     flags = set(re.findall(r"[a-z0-9_]+", _line(_PROC / "cpuinfo", r"(?:flags|Features)")))
     for flag, fp32, int8 in _VECTORS:
         if flag in flags:
-            found["cpu.fp32_macs_per_cycle"] = (fp32, f"read here: /proc/cpuinfo has {flag}, two vector units assumed")
-            found["cpu.int8_macs_per_cycle"] = (int8, f"read here: /proc/cpuinfo has {flag}, two vector units assumed")
+            numbers["cpu.fp32_macs_per_cycle"] = (
+                fp32,
+                f"read here: /proc/cpuinfo has {flag}, two vector units assumed",
+            )
+            numbers["cpu.int8_macs_per_cycle"] = (
+                int8,
+                f"read here: /proc/cpuinfo has {flag}, two vector units assumed",
+            )
             break
     total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
     if total and free:
-        found["memory.ram_bytes"] = (total, "read here: MemTotal of /proc/meminfo")
-        found["memory.reserved_bytes"] = (total - free, "read here: MemTotal - MemAvailable of /proc/meminfo")
-    return found
+        numbers["memory.ram_bytes"] = (total, "read here: MemTotal of /proc/meminfo")
+        numbers["memory.reserved_bytes"] = (total - free, "read here: MemTotal - MemAvailable of /proc/meminfo")
+    return numbers
 
 
 def cpu_name() -> str:
@@ -72,17 +78,17 @@ def throttling() -> dict[str, int]:
     x86 counts thermal throttle events per core; a Raspberry Pi has one word of flags (bit 0 under-voltage, bit 1 clock
     capped, bit 2 throttled, bits 16 to 18 the same since boot).
     """
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     cores = (_SYS / "devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [value for value in map(_whole, cores) if value is not None]
     if counts:
-        found["core_throttle_count"] = sum(counts)
+        counters["core_throttle_count"] = sum(counts)
     for path in (_SYS / "devices/platform/soc").glob("soc:firmware/get_throttled"):
         try:
-            found["raspberry_pi_flags"] = int(path.read_text().strip(), 16)
+            counters["raspberry_pi_flags"] = int(path.read_text().strip(), 16)
         except (OSError, ValueError):
             continue
-    return found
+    return counters
 
 
 def _clock_ghz() -> tuple[float, str] | None:

@@ -1,12 +1,17 @@
-"""What a bundle takes on the machine this runs on: the protocol of measuring, and the record that comes out of it.
+"""Measures a bundle on this machine: the protocol of measuring, and its record.
 
-The room below knows how to run a bundle; this one knows how to time it. For each number of threads the caller hands in
-a way to load and run inference, and one for the training step where there is one. Each is measured in a process of its
-own, so that the peak of its memory is its own and one run leaves nothing to the next: load, warm up until times
-settle, then run for a while and keep every time. The record says the median and the 99th percentile, the time to load,
-the peak resident set, the temperature before and after and whether the processor was held back. It is plain JSON:
-`profile` reads it back and lays it beside its predictions; its `status_metrics` are what a client puts into its status
-message. Needs numpy and the standard library only. See docs/hardware.md.
+The caller knows how to run a bundle, and this module knows how to time it. For each number of threads the caller passes
+a function that loads inference, and one that loads the training step if there is one. Each is measured in a process of
+its own, so that its peak memory is its own and no run affects the next:
+
+1. Load.
+2. Warm up until the times settle.
+3. Run for a while, and keep every time.
+
+The record has the median and the 99th percentile, the time to load, the peak resident set, the temperature before and
+after, and whether the processor was throttled. It is plain JSON. `profile` reads it back and shows it beside its
+predictions. A client puts its `status_metrics` into its status message. Only numpy and the standard library are needed.
+See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -23,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from contract.errors import DataError
-from hw_profiles.devices.host import cpu_name, cpu_temperature_c, throttling
+from protofleet.contract.errors import DataError
+from protofleet.hw_profiles.devices.host import cpu_name, cpu_temperature_c, throttling
 
 __all__ = ["SCHEMA", "Timing", "best_run", "measured_run", "read_measurement", "record", "time_runs"]
 
@@ -36,7 +41,7 @@ _MIN_RUNS = 10
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of one thing run many times, in milliseconds."""
+    """Times of many runs of one function, in milliseconds."""
 
     median_ms: float
     p99_ms: float
@@ -48,7 +53,7 @@ def time_runs(run: Callable[[], object], *, seconds: float, clock: Callable[[], 
 
     Args:
         run: one inference or one step.
-        seconds: of measuring; a fifth of it, and at least three runs, go to warming up first.
+        seconds: time of measuring. Before it, a fifth of that time, and at least three runs, is for warming up.
         clock: monotonic seconds.
     """
     start, warm = clock(), 0
@@ -67,19 +72,19 @@ def time_runs(run: Callable[[], object], *, seconds: float, clock: Callable[[], 
 def measured_run(
     load: Callable[[], Callable[[], object]], *, seconds: float, peak_rss_bytes: Callable[[], int]
 ) -> dict[str, Any]:
-    """Load and time one thing in this process, whose peak memory it is.
+    """Load and time one function in this process, with the process's peak memory.
 
     Args:
-        load: returns what to run.
-        peak_rss_bytes: of this process so far; 0 where the system does not tell.
+        load: returns the function to time.
+        peak_rss_bytes: returns the peak of this process so far; 0 where unknown.
     """
     at_rest = peak_rss_bytes()
     began = time.perf_counter()
     run = load()
     load_ms = (time.perf_counter() - began) * 1e3
-    before, held_before = cpu_temperature_c(), throttling()
+    before, throttled_before = cpu_temperature_c(), throttling()
     timing = time_runs(run, seconds=seconds)
-    held = throttling()
+    throttled_after = throttling()
     return {
         "load_ms": round(load_ms, 3),
         "median_ms": round(timing.median_ms, 4),
@@ -88,7 +93,7 @@ def measured_run(
         "peak_rss_bytes": peak_rss_bytes(),
         "rss_before_load_bytes": at_rest,
         "temperature_c": [before, cpu_temperature_c()],
-        "throttled": None if not held else held != held_before,
+        "throttled": None if not throttled_after else throttled_after != throttled_before,
     }
 
 
@@ -116,31 +121,31 @@ def read_measurement(path: str | Path) -> dict[str, Any]:
     """A record that `profile --measure --json` wrote, alone or inside a report.
 
     Raises:
-        DataError: not such a file, or of another schema.
+        DataError: the file is no such record, or of another schema.
     """
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read measurement {path}", expected="JSON of profile --measure", got=error) from None
-    found = table.get("measured", table) if isinstance(table, dict) else None
-    if not isinstance(found, dict) or found.get("kind") != "measured" or found.get("schema") != SCHEMA:
+    measured = table.get("measured", table) if isinstance(table, dict) else None
+    if not isinstance(measured, dict) or measured.get("kind") != "measured" or measured.get("schema") != SCHEMA:
         raise DataError(f"measurement {path}", expected=f"a measurement of schema {SCHEMA}", got="another file")
-    for run in found.get("runs", ()):
+    for run in measured.get("runs", ()):
         for key in ("median_ms", "p99_ms", "threads", "batch"):
             value = run.get(key) if isinstance(run, dict) else None
             if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
                 raise DataError(f"measurement {path}: {key}", expected="a positive number", got=repr(value))
-    return found
+    return measured
 
 
 def best_run(measured: Mapping[str, Any], phase: str) -> Mapping[str, Any] | None:
-    """The fastest run of a phase over all numbers of threads; None when it was not measured."""
+    """The fastest run of a phase over all numbers of threads; None where it was not measured."""
     runs = [run for run in measured["runs"] if run["phase"] == phase]
     return min(runs, key=lambda run: run["median_ms"]) if runs else None
 
 
 def _status_metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What is worth a place in a status message: the fastest of each phase, its memory, its threads."""
+    """The figures for a status message: the fastest run of each phase, its memory, its threads."""
     metrics: dict[str, float] = {}
     for phase, name in (("inference", "profile_inference"), ("training_step", "profile_train_step")):
         run = best_run({"runs": runs}, phase)

@@ -1,11 +1,14 @@
 """Devices as data: one TOML file each, read, checked, frozen.
 
-A file names a device, says of which kinds of processor it consists (`cpu`, `gpu`, `systolic`) and gives numbers, each
-as `{ value = 4, source = "…" }`, so that every figure of a report can be traced. `load_devices` reads the files that
-ship in `hw_profiles/devices/` and one's own (`--devices-file`: a file of one device, or several in `[[device]]`
-tables), and refuses a number that is missing, unsourced or absurd with its name and the range expected. `FIELDS`
-below is the whole schema. The device `host` has its cores, clock and memory replaced by what this machine tells of
-itself. See docs/hardware.md.
+- A file names a device and its kinds of processor (`cpu`, `gpu`, `systolic`). It gives numbers, each as
+  `{ value = 4, source = "…" }`, so that every figure of a report can be traced.
+- `load_devices` reads the files in `hw_profiles/devices/` and the user's own (`--devices-file`: a file of one device,
+  or of several in `[[device]]` tables). It refuses a number that is missing, unsourced or absurd, with its name and the
+  expected range.
+- `FIELDS` below is the whole schema.
+- For the device `host`, this machine's own figures replace cores, clock and memory.
+
+See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from contract.errors import UsageError, near_names
-from hw_profiles.devices.host import detect_host
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.devices.host import detect_host
 
 __all__ = ["FIELDS", "Cpu", "Device", "Field", "Gpu", "Memory", "Power", "SystolicArray", "find_device", "load_devices"]
 
@@ -120,7 +123,7 @@ class Memory:
 
     @property
     def usable_bytes(self) -> int:
-        """What is left for our process."""
+        """The memory that is left for our process."""
         return self.ram_bytes - self.reserved_bytes
 
 
@@ -140,10 +143,10 @@ class Device:
     """A checked device file.
 
     Attributes:
-        name: what the command line calls it.
-        title: what a report calls it.
-        rows: its name in the published latency rows; empty when there are none.
-        note: anything a reader must know, in one line.
+        name: its name on the command line.
+        title: its name in reports.
+        rows: its name in the published latency rows; empty without rows.
+        note: one line that a reader must know.
         sources: where each number comes from, by `section.number`.
     """
 
@@ -160,7 +163,7 @@ class Device:
 
     @property
     def processors(self) -> tuple[str, ...]:
-        """Those of `cpu`, `gpu`, `systolic` that it has."""
+        """Its kinds of processor, of `cpu`, `gpu` and `systolic`."""
         return tuple(kind for kind in _PROCESSORS if getattr(self, kind) is not None)
 
 
@@ -169,20 +172,22 @@ _SECTIONS = {"cpu": Cpu, "gpu": Gpu, "systolic": SystolicArray, "memory": Memory
 
 
 def load_devices(files: Iterable[str | Path] = ()) -> dict[str, Device]:
-    """The devices that ship with Protofleet, and those of `files`, by name; a later one of the same name wins.
+    """The shipped devices and those of `files`, by name. Of two with one name the later wins.
 
     Raises:
         UsageError: a file cannot be read, or one of its numbers is missing, unsourced or out of range.
     """
-    shipped = sorted(resources.files("hw_profiles").joinpath("devices").iterdir(), key=lambda entry: entry.name)
+    shipped = sorted(
+        resources.files("protofleet.hw_profiles").joinpath("devices").iterdir(), key=lambda entry: entry.name
+    )
     texts = [(entry.name, entry.read_text(encoding="utf-8")) for entry in shipped if entry.name.endswith(".toml")]
     for path in files:
         try:
             texts.append((str(path), Path(path).read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"cannot read device file {path}", expected="a TOML file", got=error) from None
-    found = {device.name: device for origin, text in texts for device in parse_devices(text, origin)}
-    return {name: _with_host_numbers(device) if name == "host" else device for name, device in found.items()}
+    devices = {device.name: device for origin, text in texts for device in parse_devices(text, origin)}
+    return {name: _with_host_numbers(device) if name == "host" else device for name, device in devices.items()}
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device:
@@ -288,10 +293,10 @@ def _range(rule: Field) -> str:
 
 
 def _with_host_numbers(device: Device) -> Device:
-    """`host` with what this machine says of itself in place of the file's numbers, each with where it was read."""
-    found = detect_host()
-    sources = dict(device.sources) | {name: source for name, (_, source) in found.items()}
-    numbers = {name: value for name, (value, _) in found.items()}
+    """`host` with this machine's own figures in place of the file's numbers, each with its source."""
+    detected = detect_host()
+    sources = dict(device.sources) | {name: source for name, (_, source) in detected.items()}
+    numbers = {name: value for name, (value, _) in detected.items()}
     memory = replace(device.memory, **{k.split(".")[1]: int(v) for k, v in numbers.items() if k.startswith("memory.")})
     if device.cpu is None:
         return replace(device, memory=memory, sources=sources)

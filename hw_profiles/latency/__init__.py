@@ -1,1 +1,1 @@
-"""How long a workload takes on a board, learned from published rows."""
+"""Predicts the time of a workload on a board, learned from published rows."""

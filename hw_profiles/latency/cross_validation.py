@@ -1,8 +1,8 @@
-"""How well the latency model predicts models it has not seen, beside a plain roofline, row for row.
+"""Tests the latency model on models that it has not seen, beside a plain roofline, row for row.
 
-Each model (or, stricter, each architecture family) is left out in turn, everything is fitted on the rest, and the rows
-left out are predicted. The roofline gets the same chance: its peak rates are scaled by one efficiency per setting,
-fitted on the same rows. The targets (README, Figures): median at most 15 %, 90th percentile at most 40 %.
+Each model (or, stricter, each architecture family) is left out in turn. Everything is fitted on the rest, and the rows
+left out are predicted. The roofline is fitted, too: its peak rates are scaled by one efficiency per setting, on the
+same rows. The targets (README, Figures): median at most 15 %, 90th percentile at most 40 %.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hw_profiles.devices.schema import Device
-from hw_profiles.latency.datasheet import device_rates
-from hw_profiles.latency.hierarchical_fit import NOISE, fit_rows, nominal_of
-from hw_profiles.latency.operator_classes import CLASSES
-from hw_profiles.latency.published_rows import OWN_DEVICE, Row, family
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.datasheet import device_rates
+from protofleet.hw_profiles.latency.hierarchical_fit import NOISE, fit_rows, nominal_of
+from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE, Row, family
 
 __all__ = ["LeftOut", "by_family", "by_model", "error_table", "group_of", "interval_scale", "leave_out"]
 
@@ -30,7 +30,7 @@ class LeftOut:
     """A row that was predicted without its model.
 
     Attributes:
-        ms: predicted.
+        ms: predicted milliseconds.
         sd: predicted standard deviation of the logarithm.
         roofline_ms: the plain roofline with one fitted efficiency per setting.
         datasheet_ms: the plain roofline at the data sheet's peaks.
@@ -61,12 +61,12 @@ def by_family(row: Row) -> str:
 def leave_out(
     rows: Sequence[Row], devices: Mapping[str, Device], together: Callable[[Row], str]
 ) -> Iterator[list[LeftOut]]:
-    """Predict each group of rows from all others; one list per group, as soon as it is done."""
+    """Predict each group of rows from all others. Yields one list for each group."""
     for name in sorted({together(row) for row in rows}):
         kept = [row for row in rows if together(row) != name]
         fitted = fit_rows(kept, devices)
         efficiency = _roofline_efficiencies(kept, devices)
-        found = []
+        left_out = []
         for row in (row for row in rows if together(row) == name):
             nominal = nominal_of(row.setting, devices[row.setting.device], row.clock_ghz)
             parts = row.demand * np.exp(nominal + fitted.offsets(row.setting))
@@ -74,23 +74,23 @@ def leave_out(
             sd = float(np.sqrt(share @ fitted.covariance(row.setting) @ share + NOISE**2))
             plain = _roofline_ms(row, devices)
             scale = efficiency.get(row.setting, efficiency[None])
-            found.append(LeftOut(row, float(parts.sum()), sd, plain * scale, plain))
-        yield found
+            left_out.append(LeftOut(row, float(parts.sum()), sd, plain * scale, plain))
+        yield left_out
 
 
-def interval_scale(found: Sequence[LeftOut]) -> float:
-    """By how much predicted standard deviations must grow so that 80 % of the rows left out lie within."""
-    ratios = [abs(np.log(one.ms / one.row.ms)) / (COVERAGE_Z * one.sd) for one in found if not _own(one)]
+def interval_scale(left_out: Sequence[LeftOut]) -> float:
+    """The factor on predicted standard deviations by which 80 % of the rows left out lie within."""
+    ratios = [abs(np.log(one.ms / one.row.ms)) / (COVERAGE_Z * one.sd) for one in left_out if not _own(one)]
     return float(np.quantile(ratios, 0.8))
 
 
-def error_table(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+def error_table(left_out: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
     """Rows, median and 90th percentile of the error by group of settings, ours and both rooflines'.
 
     The line `all published` leaves out what we measured ourselves.
     """
-    groups: dict[str, list[LeftOut]] = {"all published": [one for one in found if not _own(one)]}
-    for one in found:
+    groups: dict[str, list[LeftOut]] = {"all published": [one for one in left_out if not _own(one)]}
+    for one in left_out:
         groups.setdefault(group_of(one.row), []).append(one)
     return {
         name: _summary(members) for name, members in sorted(groups.items(), key=lambda item: item[0] != "all published")

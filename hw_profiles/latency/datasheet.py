@@ -1,11 +1,13 @@
-"""What each operator class costs by the data sheet: the latency model's starting point, before any row is seen.
+"""The cost of each operator class by the data sheet: the latency model's starting point, before any row is seen.
 
-A class is bound by multiply-accumulates, by scalar operations, by bytes, or by a fixed cost per launch. `_COSTS` says
-by which and how many, from how such kernels work and not from the published rows: Winograd F(2..4, 3x3) needs 2.25 to
-4 times fewer products but transforms every input and output element; a depthwise product uses each loaded weight once
-and each input a few times; a swish is an exponential, a division and a product. `EFFICIENCY` is the share of a data
-sheet's peak that good kernels reach; for memory it is STREAM's share on a Raspberry Pi 4 (5.5 of 12.8 GB/s). The fit
-then learns by how much each class on each device and runtime departs from this. See docs/hardware.md.
+- A class is bound by multiply-accumulates, by scalar operations, by bytes, or by a fixed cost per launch. `_COSTS` says
+  by which and how many. It follows from how such kernels work, not from the published rows.
+- Winograd F(2..4, 3x3) needs 2.25 to 4 times fewer products but transforms every input and output element. A depthwise
+  product uses each loaded weight once and each input a few times. A swish is an exponential, a division and a product.
+- `EFFICIENCY` is the share of a data sheet's peak that good kernels reach. For memory it is STREAM's share on a
+  Raspberry Pi 4 (5.5 of 12.8 GB/s).
+
+The fit then learns the departure of each class on each device and runtime. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import UsageError
-from hw_profiles.devices.schema import Device
-from hw_profiles.latency.operator_classes import CLASSES
+from protofleet.contract.errors import UsageError
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.operator_classes import CLASSES
 
 __all__ = ["PRECISION_BYTES", "Precision", "Processor", "Rates", "Threads", "device_rates", "log_cost_ms"]
 

@@ -1,4 +1,5 @@
-"""Fit the latency model to published rows and write `coefficients.json`:  python -m hw_profiles.latency.fit --rows CSV
+"""Fit the latency model to published rows and write `coefficients.json`:  python -m protofleet.hw_profiles.latency.fit
+--rows CSV
 
 In order: read the rows, leave models out in turn and print how well they are predicted (`cross_validation`), fit on
 all rows, and write every setting that can be asked for: those with rows, and for each board the runtimes it has none
@@ -20,12 +21,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from contract.errors import ProtofleetError
-from hw_profiles.devices.schema import Device, load_devices
-from hw_profiles.latency.cross_validation import LeftOut, by_family, by_model, error_table, interval_scale, leave_out
-from hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, Fitted, fit_rows
-from hw_profiles.latency.operator_classes import CLASSES
-from hw_profiles.latency.published_rows import (
+from protofleet.contract.errors import ProtofleetError
+from protofleet.hw_profiles.devices.schema import Device, load_devices
+from protofleet.hw_profiles.latency.cross_validation import (
+    LeftOut,
+    by_family,
+    by_model,
+    error_table,
+    interval_scale,
+    leave_out,
+)
+from protofleet.hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, Fitted, fit_rows
+from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.published_rows import (
     ANY_DEVICE,
     ANY_X86,
     TRAINING_RUNTIME,
@@ -66,7 +74,7 @@ def coefficient_table(
         "levels": {level.name: level.sd for level in LEVELS},
         "noise": NOISE,
         "interval_scale": round(interval_scale(checks["by family"]), 4),
-        "checks": {name: _rounded(error_table(found)) for name, found in checks.items()},
+        "checks": {name: _rounded(error_table(left_out)) for name, left_out in checks.items()},
         "classes": CLASSES,
         "fits": [_entry(fitted, setting, count[setting]) for setting in settings],
     }
@@ -74,9 +82,11 @@ def coefficient_table(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hw_profiles.latency.fit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m protofleet.hw_profiles.latency.fit", description=__doc__)
     parser.add_argument("--rows", required=True, type=Path, help="the CSV of published rows")
-    parser.add_argument("--own-rows", type=Path, default=_OWN_ROWS, help="what benchmarks/host_latency.py measured")
+    parser.add_argument(
+        "--own-rows", type=Path, default=_OWN_ROWS, help="what benchmarks/hardware/host_latency.py measured"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("coefficients.json"))
     parser.add_argument("--devices-file", action="append", default=[], type=Path)
     args = parser.parse_args(argv)
@@ -94,19 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "own_rows_used": len(own),
         "rows_left_out": dict(left_out),
         "sources": dict(Counter(_publisher(row.source) for row in rows) + Counter(row.source for row in own)),
-        "made_by": "python -m hw_profiles.latency.fit",
+        "made_by": "python -m protofleet.hw_profiles.latency.fit",
     }
     rows = rows + own
     checks = cross_validate(rows, devices)
-    for name, found in checks.items():
-        print_checks(console, f"Predicted without its rows, left out {name}", found)
+    for name, predictions in checks.items():
+        print_checks(console, f"Predicted without its rows, left out {name}", predictions)
     table = coefficient_table(rows, devices, checks, provenance)
     args.out.write_text(_json(table), encoding="utf-8")
     console.print(f"{len(rows)} rows, {len(table['fits'])} settings -> {args.out}")  # type: ignore[arg-type]
     return 0
 
 
-def print_checks(console: Console, title: str, found: Sequence[LeftOut]) -> None:
+def print_checks(console: Console, title: str, left_out: Sequence[LeftOut]) -> None:
     """The table of errors: median and 90th percentile, ours beside the rooflines."""
     table = Table(title=title, title_justify="left")
     for heading in (
@@ -121,8 +131,8 @@ def print_checks(console: Console, title: str, found: Sequence[LeftOut]) -> None
         "p90",
     ):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, row in error_table(found).items():
-        cells = [row[f"{who}_{what}"] for who in ("ours", "roofline", "datasheet") for what in ("median", "p90")]
+    for name, row in error_table(left_out).items():
+        cells = [row[f"{model}_{what}"] for model in ("ours", "roofline", "datasheet") for what in ("median", "p90")]
         shown = [f"{100 * value:.1f} %" for value in cells]
         table.add_row(name, f"{row['rows']:.0f}", *shown[:2], f"{100 * row['inside_80']:.0f} %", *shown[2:])
     console.print(table)
@@ -130,7 +140,7 @@ def print_checks(console: Console, title: str, found: Sequence[LeftOut]) -> None
 
 def _askable(devices: Mapping[str, Device]) -> list[Setting]:
     """Settings that a user may ask for although nobody has published them."""
-    found = []
+    settings = []
     boards = [d for d in devices.values() if d.name != "host"]
     for name in (*(d.name for d in boards), ANY_DEVICE, ANY_X86):
         device = devices.get(name)
@@ -138,13 +148,13 @@ def _askable(devices: Mapping[str, Device]) -> list[Setting]:
             if device is None or device.cpu is not None:
                 with_fp16 = device is None or (device.cpu is not None and device.cpu.fp16_macs_per_cycle is not None)
                 for precision in ("fp32", "fp16", "int8") if with_fp16 else ("fp32", "int8"):
-                    found += [Setting(name, "cpu", r, precision, threads) for r in _CPU_RUNTIMES]  # type: ignore[arg-type]
-                found.append(Setting(name, "cpu", TRAINING_RUNTIME, "fp32", threads))  # type: ignore[arg-type]
+                    settings += [Setting(name, "cpu", r, precision, threads) for r in _CPU_RUNTIMES]  # type: ignore[arg-type]
+                settings.append(Setting(name, "cpu", TRAINING_RUNTIME, "fp32", threads))  # type: ignore[arg-type]
         if (device is None and name != ANY_X86) or (device is not None and device.gpu is not None):
             for precision in ("fp32", "fp16", "int8"):
-                found.append(Setting(name, "gpu", "tensorrt", precision, "all"))  # type: ignore[arg-type]
-            found.append(Setting(name, "gpu", "ncnn-vulkan", "fp16", "all"))
-    return found
+                settings.append(Setting(name, "gpu", "tensorrt", precision, "all"))  # type: ignore[arg-type]
+            settings.append(Setting(name, "gpu", "ncnn-vulkan", "fp16", "all"))
+    return settings
 
 
 def _entry(fitted: Fitted, setting: Setting, rows: int) -> dict[str, object]:
@@ -168,9 +178,9 @@ def _rounded(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, fl
 
 def _publisher(source: str) -> str:
     """The publisher's part of a row's source: `Tencent/ncnn benchmark`, `mlcommons/inference_results_v2.0 open`."""
-    words = source.replace("huggingface ", "").replace("HF ", "").split()
+    parts = source.replace("huggingface ", "").replace("HF ", "").split()
     return (
-        words[0] if words[0].count("/") < 1 or len(words) < 2 else f"{words[0]} {words[1].split('@')[0].split('/')[0]}"
+        parts[0] if parts[0].count("/") < 1 or len(parts) < 2 else f"{parts[0]} {parts[1].split('@')[0].split('/')[0]}"
     )
 
 

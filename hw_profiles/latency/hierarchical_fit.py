@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hw_profiles.devices.schema import Device
-from hw_profiles.latency.datasheet import device_rates, log_cost_ms
-from hw_profiles.latency.operator_classes import CLASSES
-from hw_profiles.latency.published_rows import ANY_X86, OWN_DEVICE, Row, Setting
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.datasheet import device_rates, log_cost_ms
+from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.published_rows import ANY_X86, OWN_DEVICE, Row, Setting
 
 __all__ = ["LEVELS", "NOISE", "Fitted", "Level", "fit_rows", "nominal_of"]
 

@@ -1,8 +1,8 @@
-"""What a network asks of a CPU or GPU, by operator class: the numbers that the latency model multiplies with.
+"""The demand of a network on a CPU or GPU, by operator class. The latency model multiplies with these numbers.
 
-A runtime does not execute an ONNX graph as it is written: it folds normalisation and activations into the convolution
-before them, picks Winograd for dense 3 x 3 windows of stride 1, unrolls other windows into patches, and pays for
-every launch. So each layer of a `Workload` is put into classes after what a runtime makes of it:
+A runtime does not execute an ONNX graph as it is written. It folds normalisation and activations into the convolution
+before them, picks Winograd for dense 3 x 3 windows of stride 1, and unrolls other windows into patches. Every launch
+costs time. So each layer of a `Workload` is put into classes by what a runtime makes of it:
 
     pointwise      multiply-accumulates of 1 x 1 convolutions and matrix products
     winograd       … of dense 3 x 3 convolutions of stride 1 with 16 or more input channels
@@ -32,7 +32,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hw_profiles.workload.model import Layer, Workload
+from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["CLASSES", "LayerDemand", "demand", "layer_demands"]
 
@@ -58,26 +58,26 @@ class LayerDemand:
 
 
 def demand(workload: Workload) -> NDArray[np.float64]:
-    """What the whole workload asks for: (K,) float64 in the order of `CLASSES`."""
+    """The demand of the whole workload: (K,) float64 in the order of `CLASSES`."""
     total = np.zeros(len(CLASSES))
-    for each in layer_demands(workload):
-        total += each.amounts
+    for demanded in layer_demands(workload):
+        total += demanded.amounts
     return total
 
 
 def layer_demands(workload: Workload) -> list[LayerDemand]:
-    """What each layer asks for, in execution order."""
+    """The demand of each layer, in execution order."""
     makers = {name: layer for layer in workload.layers for name in layer.writes}
     absorbed: set[str] = set()  # layers that a runtime runs as part of the product before them
-    found = []
+    demands = []
     for layer in workload.layers:
         if _is_fused(layer, workload, makers, absorbed):
             absorbed.add(layer.name)
             amounts: Mapping[str, float] = {}
         else:
             amounts = _amounts(layer, workload)
-        found.append(LayerDemand(layer, np.array([amounts.get(name, 0.0) for name in CLASSES])))
-    return found
+        demands.append(LayerDemand(layer, np.array([amounts.get(name, 0.0) for name in CLASSES])))
+    return demands
 
 
 def _is_fused(layer: Layer, workload: Workload, makers: Mapping[str, Layer], absorbed: set[str]) -> bool:
@@ -108,11 +108,11 @@ def _amounts(layer: Layer, workload: Workload) -> dict[str, float]:
         return {**_product(layer), "traffic": moved, "launches": 1.0}
     if layer.kind == "pool" or layer.op.startswith("GlobalAverage"):
         return {"pool": moved, "launches": 1.0}
-    made = workload.elements(layer.writes)
+    written = workload.elements(layer.writes)
     if layer.op in _EXPONENTIAL:
-        return {"exponential": made, "launches": 1.0}
+        return {"exponential": written, "launches": 1.0}
     if layer.op in _PIECEWISE:
-        return {"piecewise": made, "launches": 1.0}
+        return {"piecewise": written, "launches": 1.0}
     return {"elementwise": moved, "launches": 1.0}
 
 

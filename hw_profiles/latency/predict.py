@@ -1,12 +1,15 @@
-"""How long a workload takes on a board's CPU or GPU: a prediction with an interval, and what it rests on.
+"""Predicts the time of a workload on a board's CPU or GPU, with an interval and the basis of the prediction.
 
     demand (operator_classes)  x  data sheet (datasheet)  x  learned departure (coefficients.json)
 
-In order: pick the setting (runtime, precision, threads), look up its fitted offsets, or those of the nearest setting
-that has some, price the demand class by class, and widen the interval by what the fit does not know. The interval is
-meant to hold 8 times out of 10, scaled so that it did for architecture families that were left out. Every figure is
-`predicted`. The coefficients are data, made by `python -m hw_profiles.latency.fit`, with their provenance inside.
-See docs/hardware.md.
+1. Pick the setting: runtime, precision, threads.
+2. Look up its fitted offsets, or those of the nearest setting that has some.
+3. Price the demand class by class.
+4. Widen the interval by the uncertainty of the fit.
+
+The interval should hold 8 times out of 10. It is scaled so that it did for architecture families that were left out.
+Every figure is `predicted`. `python -m protofleet.hw_profiles.latency.fit` makes the coefficients, with their
+provenance inside. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import UsageError, near_names
-from hw_profiles.devices.schema import Device
-from hw_profiles.latency.datasheet import Precision, Threads, device_rates, log_cost_ms
-from hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
-from hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
-from hw_profiles.workload.model import Workload
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.datasheet import Precision, Threads, device_rates, log_cost_ms
+from protofleet.hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
+from protofleet.hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
+from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = [
     "Coefficients",
@@ -69,9 +72,9 @@ class Prediction:
     Attributes:
         ms, low_ms, high_ms: the prediction and its 80 % interval.
         layers_ms: one entry for each layer of the workload, fused ones 0; they add up to `ms`.
-        rows: published rows of exactly this setting (none: shared effects and the data sheet only).
-        basis: in words, what it rests on.
-        unmodelled: operators priced as plain element-wise work because the model does not know them, with their number.
+        rows: number of published rows of exactly this setting; 0 for shared effects and the data sheet only.
+        basis: the basis of the prediction, in words.
+        unmodelled: operators unknown to the model, with their number. They are priced as plain element-wise work.
     """
 
     setting: Setting
@@ -88,16 +91,16 @@ class Prediction:
         """Layers that multiply: (name, multiply-accumulates, elements read and written, ms)."""
         traffic = CLASSES.index("traffic")
         return [
-            (each.layer.name, each.layer.macs, float(each.amounts[traffic]), float(ms))
-            for each, ms in zip(self.demands, self.layers_ms, strict=True)
-            if each.layer.macs and ms > 0
+            (demanded.layer.name, demanded.layer.macs, float(demanded.amounts[traffic]), float(ms))
+            for demanded, ms in zip(self.demands, self.layers_ms, strict=True)
+            if demanded.layer.macs and ms > 0
         ]
 
 
 @cache
 def coefficients() -> Coefficients:
     """The coefficients that ship with Protofleet."""
-    text = resources.files("hw_profiles.latency").joinpath("coefficients.json").read_text(encoding="utf-8")
+    text = resources.files("protofleet.hw_profiles.latency").joinpath("coefficients.json").read_text(encoding="utf-8")
     table = json.loads(text)
     if tuple(table["classes"]) != CLASSES:
         raise UsageError(
@@ -115,15 +118,15 @@ def coefficients() -> Coefficients:
 
 def runtimes(device: Device) -> dict[str, int]:
     """The runtimes that can be predicted on a device, with their number of published rows there, most first."""
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for (name, runtime, _, _), fit in coefficients().fits.items():
         if (
             runtime != TRAINING_RUNTIME
             and name in (device.name, _stand_in(device))
             and fit.setting.processor in device.processors
         ):
-            found[runtime] = found.get(runtime, 0) + fit.rows
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            rows[runtime] = rows.get(runtime, 0) + fit.rows
+    return dict(sorted(rows.items(), key=lambda item: -item[1]))
 
 
 def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
@@ -136,20 +139,20 @@ def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
     shared = {key[1:]: fit for key, fit in fits.items() if key[0] == _stand_in(device)}
     own = {key: fit for key, fit in own.items() if key[0] != TRAINING_RUNTIME}
     shared = {key: fit for key, fit in shared.items() if key[0] != TRAINING_RUNTIME}
-    found = [(key, fit.rows) for key, fit in (own or shared).items() if fit.setting.processor in device.processors]
+    keys = [(key, fit.rows) for key, fit in (own or shared).items() if fit.setting.processor in device.processors]
     if not own and device.cpu is not None and device.cpu.fp16_macs_per_cycle is None:
-        found = [(key, rows) for key, rows in found if key[1] != "fp16" or shared[key].setting.processor == "gpu"]
-    found.sort(key=lambda item: (item[1] == 0, item[0]))
-    return [(runtime, precision, threads) for (runtime, precision, threads), _ in found]  # type: ignore[misc]
+        keys = [(key, rows) for key, rows in keys if key[1] != "fp16" or shared[key].setting.processor == "gpu"]
+    keys.sort(key=lambda item: (item[1] == 0, item[0]))
+    return [(runtime, precision, threads) for (runtime, precision, threads), _ in keys]  # type: ignore[misc]
 
 
 def default_runtime(device: Device) -> str:
-    """What our client runs on, wherever there is a CPU."""
+    """The default runtime of a device: our client's, wherever there is a CPU."""
     return "tensorrt" if device.cpu is None else "onnxruntime"
 
 
 def default_precision(device: Device, runtime: str) -> Precision:
-    """What the runtime computes in on this device unless told otherwise: ncnn takes fp16 where the CPU has it."""
+    """The default precision of a runtime on this device: ncnn takes fp16 where the CPU has it."""
     if device.cpu is not None and runtime == "ncnn" and device.cpu.fp16_macs_per_cycle:
         return "fp16"
     return "fp16" if device.cpu is None or runtime in ("tensorrt", "ncnn-vulkan", "pytorch-cuda") else "fp32"
@@ -167,8 +170,8 @@ def predict(
 
     Args:
         runtime: None for the device's default; for a training step `TRAINING_RUNTIME`, the only one there is.
-        precision: None for what that runtime computes in on this device.
-        threads: `1` or `all` cores; a GPU takes no notice.
+        precision: None for the runtime's default on this device.
+        threads: `1` or `all` cores; without effect on a GPU.
 
     Raises:
         UsageError: the device has no such processor, or runtime or precision cannot be predicted there.
@@ -182,7 +185,7 @@ def predict(
     rates = device_rates(device, processor, precision, fit.setting.threads)
     unit_ms = np.exp(log_cost_ms(rates, processor) + fit.offsets)  # (K,)
     demands = layer_demands(workload)
-    parts = np.array([each.amounts for each in demands]) * unit_ms  # (layers, K)
+    parts = np.array([layer_demand.amounts for layer_demand in demands]) * unit_ms  # (layers, K)
     total = parts.sum()
     share = parts.sum(axis=0) / total
     known = coefficients()
@@ -202,19 +205,12 @@ def predict(
     )
 
 
-def predict_ms(amounts: NDArray[np.float64], device: Device, setting: Setting) -> float:
-    """Milliseconds of a demand (K,) on a setting, for those who have no workload."""
-    fit = _fit_for(device, setting.runtime, setting.precision, setting.threads)
-    rates = device_rates(device, fit.setting.processor, setting.precision, fit.setting.threads)
-    return float(amounts @ np.exp(log_cost_ms(rates, fit.setting.processor) + fit.offsets))
-
-
 def _fit_for(device: Device, runtime: str, precision: str, threads: str) -> Fit:
     fits = coefficients().fits
     named = any(key[0] == device.name and key[1] == runtime for key in fits)
     for name in (device.name,) if named else (_stand_in(device),):
-        for way in dict.fromkeys((threads, "all")):
-            fit = fits.get((name, runtime, precision, way))
+        for count in dict.fromkeys((threads, "all")):
+            fit = fits.get((name, runtime, precision, count))
             if fit is not None and fit.setting.processor in device.processors:
                 return fit
     known = runtimes(device)

@@ -1,9 +1,9 @@
 """Published latency rows, read into one vocabulary: which device, runtime, precision, threads, model, milliseconds.
 
 The CSV has `device,cpu,runtime,threads,precision,model,input,ms,source`, each in its publisher's words. `read_rows`
-translates what it knows and counts what it leaves out, with the reason: a model that is no classifier of torchvision or
-timm, a runtime or a precision that is not named, a device without a file. Only the fit and its checks read rows; the
-product carries the fitted coefficients.
+translates the known rows, and counts the others by reason: a model that is no classifier of torchvision or timm, a
+runtime or a precision that is not named, a device without a file. Only the fit and its checks read rows. The product
+contains only the fitted coefficients.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from hw_profiles.devices.schema import Device
-from hw_profiles.latency.datasheet import Precision, Processor, Threads
-from hw_profiles.latency.operator_classes import CLASSES
+from protofleet.contract.errors import DataError
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.datasheet import Precision, Processor, Threads
+from protofleet.hw_profiles.latency.operator_classes import CLASSES
 
 __all__ = ["Row", "Setting", "family", "read_own_rows", "read_rows", "reference_demands"]
 
@@ -89,14 +89,16 @@ class Row:
 
 def reference_demands() -> dict[str, NDArray[np.float64]]:
     """`name|HxW` -> (K,) demand of each model of the rows, as shipped."""
-    text = resources.files("hw_profiles.latency").joinpath("reference_models.json").read_text(encoding="utf-8")
+    text = (
+        resources.files("protofleet.hw_profiles.latency").joinpath("reference_models.json").read_text(encoding="utf-8")
+    )
     table = json.loads(text)
     if tuple(table["classes"]) != CLASSES:
         raise DataError(
             "reference_models.json",
             expected=f"the classes {CLASSES}",
             got="others",
-            hint="benchmarks/reference_models.py",
+            hint="benchmarks/hardware/reference_models.py",
         )
     return {key: np.array(model["demand"]) for key, model in table["models"].items()}
 
@@ -133,7 +135,8 @@ def read_rows(path: str | Path, devices: Mapping[str, Device]) -> tuple[list[Row
 
 
 def read_own_rows(path: str | Path) -> list[Row]:
-    """Rows that `benchmarks/host_latency.py` measured with our own client: ONNX Runtime, inference and training steps.
+    """Rows that `benchmarks/hardware/host_latency.py` measured with our own client: ONNX Runtime, inference and
+    training steps.
 
     They belong to the device `x86-server`, the machine they were measured on, whatever machine this is.
 
@@ -145,7 +148,7 @@ def read_own_rows(path: str | Path) -> list[Row]:
         classes, lines = tuple(table["classes"]), table["rows"]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise DataError(
-            f"cannot read own rows {path}", expected="JSON of benchmarks/host_latency.py", got=error
+            f"cannot read own rows {path}", expected="JSON of benchmarks/hardware/host_latency.py", got=error
         ) from None
     if classes != CLASSES:
         raise DataError(
@@ -185,9 +188,9 @@ def _row(line: Mapping[str, str], demands: Mapping[str, NDArray[np.float64]], na
 
 def _variant(line: Mapping[str, str]) -> str:
     version = re.search(r"TFLite ([\d]+\.[\d]+)", line["runtime"])
-    mode = next((words for name, words in _POWER_MODES.items() if name in line["runtime"]), "")
-    word = "armv7" if "armv7" in line["cpu"] else ""
-    return " ".join(filter(None, (version[1] if version else "", mode, word)))
+    mode = next((power_mode for name, power_mode in _POWER_MODES.items() if name in line["runtime"]), "")
+    architecture = "armv7" if "armv7" in line["cpu"] else ""
+    return " ".join(filter(None, (version[1] if version else "", mode, architecture)))
 
 
 def _clock_ghz(line: Mapping[str, str], device: Device) -> float | None:

@@ -1,1 +1,1 @@
-"""How much memory a workload and our client need."""
+"""The memory of a workload, and of our client."""

@@ -1,11 +1,14 @@
-"""How much memory a workload needs at its worst moment, and what for.
+"""The peak memory of a workload, by use.
 
-In order: views share the bytes of what they view; every other intermediate lives from the layer that writes it to the
-last that reads it; an elementwise result may take the place of an operand that dies there; the intermediates are packed
-into one arena, largest first, each at the lowest offset that is free for its whole life (the greedy-by-size packing of
-Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Weights, running statistics and
-the optimizer's state live throughout. What the arena holds at the fullest moment is told apart: gradients of weights,
-activations saved for the backward pass, and the rest, working values. See docs/hardware.md.
+1. A view shares the bytes of its tensor. Every other intermediate lives from the layer that writes it to the last layer
+   that reads it.
+2. An elementwise result may take the place of an operand that is not needed later.
+3. The intermediates are packed into one arena, largest first, each at the lowest offset that is free for its whole
+   life. This is the greedy-by-size packing of Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+   Inference", 2020.
+
+Weights, running statistics and the optimizer's state live throughout. At the fullest moment the arena's content is
+divided into gradients of weights, activations saved for the backward pass, and working values. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hw_profiles.workload.model import Layer, Tensor, Workload
+from protofleet.hw_profiles.workload.model import Layer, Tensor, Workload
 
 __all__ = ["LARGEST_SEARCHED", "Block", "Memory", "batch_text", "blocks_of", "largest_batch", "pack", "peak_memory"]
 
@@ -121,13 +124,13 @@ def blocks_of(workload: Workload, float_bytes: float | None = None) -> list[Bloc
         size[root] = max(size.get(root, 0), tensor.nbytes(float_bytes))
         if tensor.role == "gradient":
             use[root] = "gradient"
-    found = []
+    blocks = []
     for root, start in first.items():
         if root not in last or not _transient(workload.tensors[root]):
             continue
         spans = phases[root][0] and not all(phases[root])
-        found.append(Block(root, _aligned(size[root]), start, last[root], use.get(root, "saved" if spans else "work")))
-    return found
+        blocks.append(Block(root, _aligned(size[root]), start, last[root], use.get(root, "saved" if spans else "work")))
+    return blocks
 
 
 def pack(blocks: list[Block]) -> int:

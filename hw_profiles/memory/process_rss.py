@@ -15,24 +15,24 @@ The arena is the greedy packing of `liveness` with the nodes in ONNX Runtime's o
 times a factor for what its allocator wastes and for the second copies it makes of blocked layouts.
 
 The coefficients are data, `client_memory.json`, with how they were measured, on real clients; `python
-benchmarks/memory_model.py --fit` measures them anew. The same file has the margin of the upper bound, which decides
-whether a bundle fits, and the largest of everything that was measured: beyond that a figure is extrapolated. Figures
-are `predicted`. Decisions 053 and 067.
+benchmarks/device/memory_model.py --fit` measures them anew. The same file has the margin of the upper bound, which
+decides whether a bundle fits, and the largest of everything that was measured: beyond that a figure is extrapolated.
+Figures are `predicted`. Decisions 053 and 067.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from math import prod
 
-from contract.bundle import Manifest
-from contract.methods import last_method, method
-from hw_profiles.memory.liveness import blocks_of, pack
-from hw_profiles.workload.model import Workload
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.methods import last_method, method
+from protofleet.hw_profiles.memory.liveness import blocks_of, pack
+from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = [
     "COEFFICIENTS",
@@ -41,7 +41,6 @@ __all__ = [
     "Terms",
     "client_memory",
     "execution_order",
-    "largest_terms",
     "load_model",
     "memory_terms",
 ]
@@ -150,10 +149,10 @@ def client_memory(terms: Terms, model: Model | None = None) -> ClientMemory:
 @lru_cache(maxsize=1)
 def load_model() -> Model:
     """The coefficients that ship with Protofleet."""
-    text = resources.files("hw_profiles.memory").joinpath("client_memory.json").read_text(encoding="utf-8")
-    found = json.loads(text)
-    coefficients = {name: float(found["coefficients"][name]) for name in COEFFICIENTS}
-    return Model(coefficients, float(found["margin"]), {name: float(found["largest"][name]) for name in _RANGED})
+    text = resources.files("protofleet.hw_profiles.memory").joinpath("client_memory.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    coefficients = {name: float(table["coefficients"][name]) for name in COEFFICIENTS}
+    return Model(coefficients, float(table["margin"]), {name: float(table["largest"][name]) for name in _RANGED})
 
 
 def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, samples: int) -> Terms:
@@ -164,7 +163,7 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
         step: the training step, or None.
     """
     last = last_method(method(manifest.method))
-    width = last.row_width(last.settled_in(manifest.hyper), manifest.features)
+    width = last.row_width(last.resolved_in(manifest.hyper), manifest.features)
     stored = {role: sum(4 * prod(t.shape) for t in manifest.state if t.role == role) for role in _STORED_IN_BUNDLE}
     trained = stored["param"] + stored["buffer"] if step is not None else 0
     return Terms(
@@ -183,11 +182,6 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
 _STORED_IN_BUNDLE = ("param", "buffer", "frozen", "trunk")
 
 
-def largest_terms(found: list[Terms]) -> dict[str, int]:
-    """The largest of each term: what a model that was fitted on these has seen."""
-    return {name: max(asdict(terms)[name] for terms in found) for name in _RANGED}
-
-
 def _arena(workload: Workload, *, training: bool) -> int:
     ordered = execution_order(workload)
     bound = set(ordered.outputs) if training else set()
@@ -203,13 +197,13 @@ def execution_order(workload: Workload) -> Workload:
     maker = {n: index for index, layer in enumerate(workload.layers) for n in layer.writes if n not in stored}
     used = {name for layer in workload.layers for name in layer.reads} - stored
     leaves = [i for i, layer in enumerate(workload.layers) if not any(name in used for name in layer.writes)]
-    waiting, seen, order = [(index, False) for index in leaves], set(), []
+    waiting, visited, order = [(index, False) for index in leaves], set(), []
     while waiting:
         index, done = waiting.pop()
         if done:
             order.append(workload.layers[index])
-        elif index not in seen:
-            seen.add(index)
+        elif index not in visited:
+            visited.add(index)
             before = sorted({maker[name] for name in workload.layers[index].reads if name in maker})
             waiting += [(index, True), *((earlier, False) for earlier in before)]
     return replace(workload, layers=tuple(order))

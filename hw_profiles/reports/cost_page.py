@@ -7,10 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hw_profiles.charts.bars import Bar, bars
-from hw_profiles.memory.liveness import batch_text
-from hw_profiles.reports.page import Table, render_page, shade
-from hw_profiles.units import size, time_text
+from protofleet.hw_profiles.charts.bars import Bar, bars
+from protofleet.hw_profiles.memory.liveness import batch_text
+from protofleet.hw_profiles.reports.page import Table, render_page, shade
+from protofleet.hw_profiles.units import size, time_text
 
 __all__ = ["cost_page"]
 
@@ -61,19 +61,19 @@ def cost_page(report: Mapping[str, Any]) -> str:
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     inference, memory = report["inference"], report["memory"]
-    found = [
+    tiles = [
         (time_text(inference["latency_ms"]), f"forward pass, batch {report['subject']['batch']} (simulated)"),
         (f"{100 * inference['utilisation']:.1f} %", "use of the cells, forward (simulated)"),
         (size(inference["memory"]["peak_bytes"]), "memory, forward (predicted)"),
     ]
     for row in report["methods"][:1]:
-        found += [
+        tiles += [
             (time_text(row["step_ms"]), f"training step, {row['method']} (simulated)"),
             (time_text(1e3 * row["round_s"]), f"round of {row['steps']:,} steps (simulated)"),
             (size(row["memory"]["peak_bytes"]), "memory, training step (predicted)"),
         ]
     caption = f"largest training batch in {size(memory['capacity_bytes'])} (predicted)"
-    return [*found, (batch_text(memory["largest_batch"]["training"]), caption)]
+    return [*tiles, (batch_text(memory["largest_batch"]["training"]), caption)]
 
 
 def _phase_chart(methods: Sequence[Mapping[str, Any]]) -> str:
@@ -123,12 +123,12 @@ def _methods(methods: Sequence[Mapping[str, Any]]) -> Table:
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> list[tuple[str, Table]]:
     """Each claim, with its percentage in the paper, and every reading of it."""
-    found = []
+    tables = []
     for (claim, most), rows in groupby(claims, key=lambda row: (row["claim_text"], row["paper_percent"])):
         readings = [(row["assumption"], f"{row['percent']:.2f} %", row["kind"]) for row in rows]
         table = Table(claim, ("read as", "this model", "kind"), readings, wide=(0,), tags=(2,))
-        found.append((f"{claim}: up to {most} % in the paper", table))
-    return found
+        tables.append((f"{claim}: up to {most} % in the paper", table))
+    return tables
 
 
 def _layers(report: Mapping[str, Any]) -> dict[str, Any]:

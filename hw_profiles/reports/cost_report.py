@@ -19,18 +19,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from contract.errors import UsageError
-from contract.methods import METHODS
-from hw_profiles.accelerator.paper_claims import CLAIMS, readings
-from hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
-from hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
-from hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
-from hw_profiles.reports.subject import Subject
-from hw_profiles.workload.baselines import ccvr, features_width
-from hw_profiles.workload.calibration_step import Calibrating
-from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.model import PHASES, Workload
-from hw_profiles.workload.training import Training
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import METHODS
+from protofleet.hw_profiles.accelerator.paper_claims import CLAIMS, readings
+from protofleet.hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
+from protofleet.hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
+from protofleet.hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
+from protofleet.hw_profiles.reports.subject import Subject
+from protofleet.hw_profiles.workload.baselines import ccvr, features_width
+from protofleet.hw_profiles.workload.calibration_step import Calibrating
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
+from protofleet.hw_profiles.workload.model import PHASES, Workload
+from protofleet.hw_profiles.workload.training import Training
 
 __all__ = ["SCHEMA", "cost_report", "step_cost"]
 
@@ -96,12 +96,12 @@ def cost_report(
 
 def _trainings(subject: Subject) -> list[Training]:
     """The baseline, then every method that trains."""
-    return [subject.baseline(), *(subject.training(found) for found in METHODS.values() if found.trains)]
+    return [subject.baseline(), *(subject.training(method) for method in METHODS.values() if method.trains)]
 
 
 def _calibratings(subject: Subject, samples: int) -> list[Calibrating]:
     """Every method that trains nothing, then what they are compared with."""
-    methods = [subject.calibration(found, samples) for found in METHODS.values() if not found.trains]
+    methods = [subject.calibration(method, samples) for method in METHODS.values() if not method.trains]
     return [*methods, ccvr(samples, subject.classes, features_width(subject.forward_at(1)))]
 
 

@@ -1,8 +1,11 @@
 """One way to make a report's page: plain values and a jinja2 template that extends `base.html.j2`, in one HTML file.
 
-The data's way: a report (plain JSON values) → a view, made in Python beside the template, in which every figure is
-already words and every chart already SVG → the template → one page that fetches nothing. `parts.html.j2` has what
-templates share: tags, tiles, tables, notes. Whatever a view holds is escaped, but for charts, which escape their own.
+1. A report is plain JSON values.
+2. Python code beside the template makes a view of it. In a view every figure is already text, and every chart is SVG.
+3. The template makes one page, which loads nothing else.
+
+`parts.html.j2` has the common parts of the templates: tags, tiles, tables, notes. All content of a view is escaped,
+except charts, which escape their own.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract.errors import UsageError
-from contract.extras import install_command
-from hw_profiles.charts.marks import STYLE
-from hw_profiles.units import nice_bytes, percent, seconds_text, thousands
+from protofleet.contract.errors import UsageError
+from protofleet.contract.extras import install_command
+from protofleet.hw_profiles.charts.marks import STYLE
+from protofleet.hw_profiles.units import nice_bytes, percent, seconds_text, thousands
 
 __all__ = ["Table", "check_pages", "render_page", "shade"]
 
@@ -44,7 +47,7 @@ class Table:
 
 
 def check_pages() -> None:
-    """Ask this first, so that nobody learns after minutes of work that no page can be made.
+    """Check before any long work that pages can be made.
 
     Raises:
         UsageError: jinja2 is not installed.
@@ -84,8 +87,8 @@ def render_page(template: Path, view: Mapping[str, Any], *, charts: Mapping[str,
     )
     environment.filters.update(nice_bytes=nice_bytes, percent=percent, seconds=seconds_text, thousands=thousands)
     drawn = {
-        name: Markup(found) if isinstance(found, str) else [Markup(one) for one in found]
-        for name, found in charts.items()
+        name: Markup(chart) if isinstance(chart, str) else [Markup(one) for one in chart]
+        for name, chart in charts.items()
     }
     return environment.get_template(template.name).render(**view, charts=drawn)
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from contract.bundle import Manifest
-from hw_profiles.devices.schema import Device
-from hw_profiles.memory.liveness import largest_batch, peak_memory
-from hw_profiles.memory.process_rss import ClientMemory, client_memory, memory_terms
-from hw_profiles.reports.subject import Subject
-from hw_profiles.workload.fold import fold_weights
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.memory.liveness import largest_batch, peak_memory
+from protofleet.hw_profiles.memory.process_rss import ClientMemory, client_memory, memory_terms
+from protofleet.hw_profiles.reports.subject import Subject
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
 
 __all__ = ["BundleMemory"]
 
@@ -43,31 +43,31 @@ class BundleMemory:
         inference = max(client.inference, client.loading)
 
         def training(batch: int) -> int:
-            found = self._client(samples, batch)
-            return found.at_most(max(found.training, found.loading))
+            estimate = self._client(samples, batch)
+            return estimate.at_most(max(estimate.training, estimate.loading))
 
         beyond = [*client.beyond, *(["its file names no CPU"] if device.cpu is None else [])]
-        found = _memory(usable, client.process, inference, client.at_most(inference)) | {
+        memory = _memory(usable, client.process, inference, client.at_most(inference)) | {
             "closing_peak_bytes": client.closing,
             "closing_fits": client.at_most(client.closing) <= usable,
             "extrapolated": beyond,
         }
         if self.subject.step is not None and device.cpu is not None:
             peak = max(client.training, client.loading)
-            found |= _training(usable, peak, client.at_most(peak), training)
-        return found | _life(found, usable, client.at_most)
+            memory |= _training(usable, peak, client.at_most(peak), training)
+        return memory | _life(memory, usable, client.at_most)
 
     def on_array(self, device: Device, float_bytes: int) -> dict[str, Any]:
         """Bytes in the memory behind an array: what lives at once, no process around it. A count, so its own bound."""
         usable, step = device.memory.usable_bytes, self.subject.step
         inference = peak_memory(self.subject.inference, float_bytes=float_bytes).peak_bytes
         closing = inference + self._terms(0).gram
-        found = _memory(usable, 0, inference, inference)
-        found |= {"closing_peak_bytes": closing, "closing_fits": closing <= usable, "extrapolated": []}
+        memory = _memory(usable, 0, inference, inference)
+        memory |= {"closing_peak_bytes": closing, "closing_fits": closing <= usable, "extrapolated": []}
         if step is not None:
             peak = self._step_at(step.batch).peak_bytes
-            found |= _training(usable, peak, peak, lambda batch: self._step_at(batch).peak_bytes)
-        return found | _life(found, usable, lambda estimate: estimate)
+            memory |= _training(usable, peak, peak, lambda batch: self._step_at(batch).peak_bytes)
+        return memory | _life(memory, usable, lambda estimate: estimate)
 
     def _client(self, samples: int, batch: int | None = None) -> ClientMemory:
         """Our client with so many local samples, at the bundle's batch or another: what it works on grows with it."""
@@ -104,7 +104,7 @@ def _training(usable: int, peak: int, at_most: int, at_batch: Callable[[int], in
     }
 
 
-def _life(found: dict[str, Any], usable: int, at_most: Callable[[int], int]) -> dict[str, Any]:
+def _life(memory: dict[str, Any], usable: int, at_most: Callable[[int], int]) -> dict[str, Any]:
     """The worst of all that the device does."""
-    peak = max(found[f"{what}_peak_bytes"] or 0 for what in ("inference", "training", "closing"))
+    peak = max(memory[f"{what}_peak_bytes"] or 0 for what in ("inference", "training", "closing"))
     return {"peak_bytes": peak, "peak_bytes_at_most": at_most(peak), "fits": at_most(peak) <= usable}

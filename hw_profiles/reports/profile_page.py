@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hw_profiles.charts.bars import Bar, Interval, bars, intervals
-from hw_profiles.charts.scatter import Point, roofline
-from hw_profiles.reports.page import Table, render_page, shade
-from hw_profiles.units import size, time_text
+from protofleet.hw_profiles.charts.bars import Bar, Interval, bars, intervals
+from protofleet.hw_profiles.charts.scatter import Point, roofline
+from protofleet.hw_profiles.reports.page import Table, render_page, shade
+from protofleet.hw_profiles.units import size, time_text
 
 __all__ = ["profile_page"]
 
@@ -58,19 +58,19 @@ def profile_page(report: Mapping[str, Any]) -> str:
 
 def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     subject, uplink = report["subject"], report["uplink"]
-    found = [
+    tiles = [
         (f"{subject['parameters']:,}", "parameters"),
         (f"{subject['inference_macs'] / 1e6:,.1f} M", f"multiply-accumulates, batch {subject['batch']}"),
     ]
     if subject["training_step_macs"]:
         caption = f"multiply-accumulates of a training step, batch {subject['training_batch']}"
-        found.append((f"{subject['training_step_macs'] / 1e6:,.0f} M", caption))
+        tiles.append((f"{subject['training_step_macs'] / 1e6:,.0f} M", caption))
     if uplink["method"] != uplink["closing_method"]:
-        found.append((size(uplink["contribution_bytes"]), f"up per round ({uplink['statistic']})"))
+        tiles.append((size(uplink["contribution_bytes"]), f"up per round ({uplink['statistic']})"))
     closing = f"{uplink['closing_method'].upper()} ({uplink['closing_statistic']})"
-    found.append((size(uplink["closing_bytes"]), f"up once, for {closing}"))
-    found.append((size(uplink["fedavg_bytes"]), "FedAvg would send"))
-    return found
+    tiles.append((size(uplink["closing_bytes"]), f"up once, for {closing}"))
+    tiles.append((size(uplink["fedavg_bytes"]), "FedAvg would send"))
+    return tiles
 
 
 def _ladder(uplink: Mapping[str, Any]) -> Table:
@@ -272,8 +272,8 @@ def _conditions(line: Mapping[str, Any]) -> str:
     before, after = line["temperature_c"]
     known = before is not None and after is not None
     warmth = f"{before:.0f} to {after:.0f} °C" if known else "temperature not told"
-    held = {True: "throttled", False: "not throttled", None: "throttling not told"}[line["throttled"]]
-    return f"{warmth}, {held}"
+    throttling = {True: "throttled", False: "not throttled", None: "throttling not told"}[line["throttled"]]
+    return f"{warmth}, {throttling}"
 
 
 def _microseconds(ms: float) -> str:

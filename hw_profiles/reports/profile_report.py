@@ -23,21 +23,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from contract.bundle import Bundle, Manifest
-from contract.errors import UsageError
-from contract.methods import last_method, method
-from contract.uplink_bytes import rungs, uplink_bytes
-from hw_profiles.accelerator.simulate import Cost, assumptions, simulate
-from hw_profiles.cli import array_of
-from hw_profiles.devices.host import cpu_name
-from hw_profiles.devices.schema import Device
-from hw_profiles.energy import energy
-from hw_profiles.latency.datasheet import Precision, Threads, device_rates
-from hw_profiles.latency.predict import Prediction, coefficients, predict, settings_of
-from hw_profiles.memory.process_rss import load_model
-from hw_profiles.reports.profile_memory import BundleMemory
-from hw_profiles.reports.subject import Subject, bundle_subject
-from hw_profiles.workload.model import PHASES, Workload
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.bundle.uplink_bytes import rungs, uplink_bytes
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import last_method, method
+from protofleet.hw_profiles.accelerator.simulate import Cost, array_of, assumptions, simulate
+from protofleet.hw_profiles.devices.host import cpu_name
+from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.energy import energy
+from protofleet.hw_profiles.latency.datasheet import Precision, Threads, device_rates
+from protofleet.hw_profiles.latency.predict import Prediction, coefficients, predict, settings_of
+from protofleet.hw_profiles.memory.process_rss import load_model
+from protofleet.hw_profiles.reports.profile_memory import BundleMemory
+from protofleet.hw_profiles.reports.subject import Subject, bundle_subject
+from protofleet.hw_profiles.workload.model import PHASES, Workload
 
 __all__ = ["SCHEMA", "Choice", "profile_report"]
 
@@ -196,8 +195,8 @@ def _round(asked: _Asked, step_ms: float, trunk_ms: float | None) -> dict[str, A
     epochs = int(manifest.hyper.get("epochs", 1))
     steps = epochs * -(-asked.choice.samples // manifest.batch)
     once = None if trunk_ms is None else asked.choice.samples * trunk_ms / 1e3
-    found = {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
-    return found | {"trunk_ms": trunk_ms, "trunk_once_s": once}
+    local_round = {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
+    return local_round | {"trunk_ms": trunk_ms, "trunk_once_s": once}
 
 
 def _on_array(asked: _Asked, device: Device) -> dict[str, Any]:
@@ -261,10 +260,10 @@ def _simulated(device: Device, cost: Cost, precision: str, batch: int) -> dict[s
 
 
 def _by_phase(workload: Workload, layers_ms: Sequence[float]) -> dict[str, float]:
-    found = dict.fromkeys(PHASES, 0.0)
+    by_phase = dict.fromkeys(PHASES, 0.0)
     for layer, ms in zip(workload.layers, layers_ms, strict=True):
-        found[layer.phase] += ms
-    return {phase: ms for phase, ms in found.items() if ms > 0}
+        by_phase[layer.phase] += ms
+    return {phase: ms for phase, ms in by_phase.items() if ms > 0}
 
 
 def _layers(workload: Workload, layers_ms: Sequence[float]) -> list[dict[str, Any]]:
@@ -303,7 +302,7 @@ def _comparison(
             hint="--measure",
         )
     device = _measured_device(devices, measured["host"])
-    found = []
+    lines = []
     for run in measured["runs"]:
         line = dict(run) | {"kind": "measured", "device": device.name if device else None, "predicted_ms": None}
         workload = subject.step if run["phase"] == "training_step" else subject.inference
@@ -313,15 +312,15 @@ def _comparison(
             entry = predict(cast(Workload, workload), device, runtime="onnxruntime", precision="fp32", threads=threads)
             line |= {"predicted_ms": entry.ms, "low_ms": entry.low_ms, "high_ms": entry.high_ms}
             line["inside"] = entry.low_ms <= run["median_ms"] <= entry.high_ms
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def _measured_device(devices: Sequence[Device], ran_on: Mapping[str, Any]) -> Device | None:
     """The device whose title begins the board's own name; `host` when the processor is this machine's."""
     for device in devices:
-        here = device.name == "host" and ran_on["cpu"] == cpu_name()
-        if here or str(ran_on["board"]).startswith(device.title.split(" (")[0]):
+        is_this_host = device.name == "host" and ran_on["cpu"] == cpu_name()
+        if is_this_host or str(ran_on["board"]).startswith(device.title.split(" (")[0]):
             return device
     return None
 

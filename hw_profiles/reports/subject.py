@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from contract.bundle import Bundle, Manifest, read_bundle
-from contract.errors import UsageError
-from contract.methods import METHODS, Method
-from hw_profiles.workload.baselines import features_width, fedavg
-from hw_profiles.workload.calibration_step import Calibrating, method_calibration
-from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.from_onnx import bundle_halves, bundle_workloads, read_workload
-from hw_profiles.workload.model import Workload
-from hw_profiles.workload.paper_networks import build_network
-from hw_profiles.workload.training import Training, bundle_training, method_training
-from hw_profiles.workload.training_step import training_step
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest, read_bundle
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import METHODS, Method
+from protofleet.hw_profiles.workload.baselines import features_width, fedavg
+from protofleet.hw_profiles.workload.calibration_step import Calibrating, method_calibration
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
+from protofleet.hw_profiles.workload.from_onnx import bundle_halves, bundle_workloads, read_workload
+from protofleet.hw_profiles.workload.model import Workload
+from protofleet.hw_profiles.workload.paper_networks import build_network
+from protofleet.hw_profiles.workload.training import Training, bundle_training, method_training
+from protofleet.hw_profiles.workload.training_step import training_step
 
 __all__ = ["Subject", "bundle_subject", "load_subject"]
 
@@ -74,18 +74,18 @@ class Subject:
         own = bundle_training(self.manifest, self.classes)
         return fedavg(forward, self.classes, update_of=own.update_of, bias=own.bias)
 
-    def training(self, found: Method) -> Training:
+    def training(self, method: Method) -> Training:
         """A step of a method: the bundle's own as it was exported, another by its defaults."""
-        if self.manifest is not None and self.manifest.method == found.name:
+        if self.manifest is not None and self.manifest.method == method.name:
             return bundle_training(self.manifest, self.classes)
         width = features_width(self.forward_at(1))
-        return method_training(found, self.classes, width, normalised=self.normalised)
+        return method_training(method, self.classes, width, normalised=self.normalised)
 
-    def calibration(self, found: Method, samples: int) -> Calibrating:
+    def calibration(self, method: Method, samples: int) -> Calibrating:
         """A round of a method that trains nothing, prepared as the bundle says."""
-        hyper = found.settled_in(self.manifest.hyper if self.manifest else {})
+        hyper = method.resolved_in(self.manifest.hyper if self.manifest else {})
         width = features_width(self.forward_at(1))
-        return method_calibration(found, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
+        return method_calibration(method, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
 
     def derived_step(self, batch: int, training: Training | None = None) -> Workload:
         """A training step at any batch, derived layer by layer from what is trained: the bundle's, or another."""

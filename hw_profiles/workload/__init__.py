@@ -1,1 +1,1 @@
-"""What a network asks of hardware, layer by layer, forward and in training."""
+"""The operations of a network, layer by layer, forward and in training."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from contract.methods.base import Update
-from contract.statistics import FeatureGram
-from hw_profiles.workload.calibration_step import (
+from protofleet.contract.methods.base import Update
+from protofleet.contract.sums.statistics import FeatureGram
+from protofleet.hw_profiles.workload.calibration_step import (
     Calibrating,
     Sheet,
     cholesky,
@@ -24,8 +24,8 @@ from hw_profiles.workload.calibration_step import (
     statistic_work,
     triangle_numbers,
 )
-from hw_profiles.workload.model import Gemm, Workload
-from hw_profiles.workload.training import Training
+from protofleet.hw_profiles.workload.model import Gemm, Workload
+from protofleet.hw_profiles.workload.training import Training
 
 __all__ = [
     "VIRTUAL_PER_CLASS",
@@ -102,9 +102,9 @@ def _ccvr_device(samples: int, classes: int, width: int) -> Workload:
     features, sums = sheet.tensor("features", samples, width), sheet.tensor("class_sums", classes, width)
     sheet.add("class sums", (features,), (sums,), ops=samples * width)
     covariance = sheet.tensor("covariances", classes, width, width)
-    each = Gemm(width, width, max(1, -(-samples // classes)), classes)
+    class_gram = Gemm(width, width, max(1, -(-samples // classes)), classes)
     ops = samples * width + classes * width * width  # centre, then scale
-    sheet.add("covariances", (features,), (covariance,), (each,), ops)
+    sheet.add("covariances", (features,), (covariance,), (class_gram,), ops)
     return sheet.workload("ccvr statistic", samples, (sums, covariance))
 
 

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from contract.methods import Method, Value
-from contract.statistics import Field, Rows, Triangle
-from contract.uplink_bytes import counted_bytes, sent_bytes
-from contract.wire import MAX_MESSAGE_BYTES
-from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
+from protofleet.contract.bundle.uplink_bytes import counted_bytes, sent_bytes
+from protofleet.contract.methods import Method, Value
+from protofleet.contract.sums.statistics import Field, Rows, Triangle
+from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES
+from protofleet.hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
 __all__ = [
     "Calibrating",
@@ -77,7 +77,7 @@ class Sheet:
 
 
 def method_calibration(
-    found: Method,
+    method: Method,
     samples: int,
     classes: int,
     width: int,
@@ -91,11 +91,11 @@ def method_calibration(
         hyper: settled; None for the method's defaults.
         normalised: whether the graph already ends in unit features.
     """
-    rows = found.row_width(found.settle({}) if hyper is None else hyper, width)
-    fields, unit = found.statistic.FIELDS, found.unit_features and not normalised
+    rows = method.row_width(method.resolve({}) if hyper is None else hyper, width)
+    fields, unit = method.statistic.FIELDS, method.unit_features and not normalised
     device = statistic_work(fields, samples, classes, width, row_width=rows, unit=unit)
-    up, server = statistic_bytes(found, classes, rows, hyper), server_work(found.solves, classes, rows)
-    return Calibrating(found.name, found.statistic.NAME, device, up, server)
+    up, server = statistic_bytes(method, classes, rows, hyper), server_work(method.solves, classes, rows)
+    return Calibrating(method.name, method.statistic.NAME, device, up, server)
 
 
 def statistic_work(
@@ -122,9 +122,9 @@ def statistic_work(
         given, z = z, sheet.tensor("projected", samples, rows)
         sheet.add("projection", (given, sheet.tensor("directions", width, rows)), (z,), (Gemm(samples, rows, width),))
     sums = [_class_sums(sheet, f, z, samples, classes, rows) for f in fields if isinstance(f, Rows)]
-    for each in (f for f in fields if isinstance(f, Triangle)):
-        sums.append(sheet.tensor(each.name, rows, rows))
-        sheet.add(each.name, (z,), (sums[-1],), (Gemm(rows, rows, samples),))
+    for triangle in (f for f in fields if isinstance(f, Triangle)):
+        sums.append(sheet.tensor(triangle.name, rows, rows))
+        sheet.add(triangle.name, (z,), (sums[-1],), (Gemm(rows, rows, samples),))
     return sheet.workload("statistic", samples, tuple(sums))
 
 
@@ -159,16 +159,16 @@ def ridge_solve(classes: int, width: int) -> Workload:
     return sheet.workload("ridge server", 1)
 
 
-def statistic_bytes(found: Method, classes: int, width: int, hyper: Mapping[str, Value] | None = None) -> int:
+def statistic_bytes(method: Method, classes: int, width: int, hyper: Mapping[str, Value] | None = None) -> int:
     """What one device that holds every class sends, encoded as it travels; what no message can hold is only counted.
 
     Args:
         width: of its rows of features.
         hyper: settled; None for the method's defaults.
     """
-    groups = found.groups(found.settle({}) if hyper is None else hyper)
-    counted = counted_bytes(found, classes, width, groups)
-    return counted if counted > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width, groups)
+    groups = method.groups(method.resolve({}) if hyper is None else hyper)
+    counted = counted_bytes(method, classes, width, groups)
+    return counted if counted > MAX_MESSAGE_BYTES else sent_bytes(method, classes, width, groups)
 
 
 def triangle_numbers(width: int) -> int:
@@ -178,14 +178,14 @@ def triangle_numbers(width: int) -> int:
 
 def cholesky(width: int) -> tuple[Gemm, ...]:
     """Left to right in panels of 32 columns: the rank-32 updates of the trailing matrix, which are most of D³/3."""
-    found = []
+    gemms = []
     for start in range(0, width, _PANEL):
         left = width - start
         panel = min(_PANEL, left)
-        found.append(Gemm(left, panel, panel))  # the panel itself, as a product of its height
+        gemms.append(Gemm(left, panel, panel))  # the panel itself, as a product of its height
         if left > panel:
-            found.append(Gemm(left - panel, max(1, (left - panel) // 2), panel))  # the lower half of the update
-    return tuple(found)
+            gemms.append(Gemm(left - panel, max(1, (left - panel) // 2), panel))  # the lower half of the update
+    return tuple(gemms)
 
 
 def _triangular(width: int, columns: int) -> tuple[Gemm, ...]:

@@ -1,11 +1,15 @@
 """A workload from a real ONNX graph: every node becomes a layer with its products, operations and bytes.
 
-In order: set the batch where it is symbolic, infer every shape (refusing a graph that stays dynamic), tell what depends
-on the data from what depends only on weights, then turn each node into a `Layer` by `operators.describe`; a transpose
-that the product after it takes in (`fold`) is only a view. A training
-step (inputs `x, y, …, lr, state…`, outputs `loss, <name>.next…`) also has its nodes told apart into forward, input
-gradient, weight gradient and update by `phases`. Weights may live outside the file: only their shapes are read.
-docs/hardware.md; what a bundle's graphs are, docs/bundle.md.
+1. Set the batch where it is symbolic.
+2. Infer every shape. A graph that stays dynamic is refused.
+3. Separate tensors that depend on the data from those that depend only on weights.
+4. Turn each node into a `Layer` (`operators.describe`). A transpose that the product after it takes in
+   (`constant_folding`) is only a view.
+5. For a training step (inputs `x, y, …, lr, state…`, outputs `loss, <name>.next…`), divide the nodes into forward,
+   input gradient, weight gradient and update (`phases`).
+
+Weights may lie outside the file: only their shapes are read. See docs/hardware.md, and docs/bundle.md for a bundle's
+graphs.
 """
 
 from __future__ import annotations
@@ -17,12 +21,12 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from contract.bundle import Bundle
-from contract.errors import BundleError, UsageError
-from hw_profiles.workload.fold import free_transposes
-from hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Role, Tensor, Workload
-from hw_profiles.workload.operators import Work, describe
-from hw_profiles.workload.phases import phase_of_nodes
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.errors import BundleError, UsageError
+from protofleet.hw_profiles.workload.constant_folding import free_transposes
+from protofleet.hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Role, Tensor, Workload
+from protofleet.hw_profiles.workload.operators import Work, describe
+from protofleet.hw_profiles.workload.phases import phase_of_nodes
 
 __all__ = [
     "ConvShape",

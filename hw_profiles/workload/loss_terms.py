@@ -1,8 +1,8 @@
 """The head and the loss of a training step: what each term of a loss takes, forward and back.
 
-A method names its terms (`contract.methods.base.LossTerm`); each is written here once, for B samples, C classes and
-features of width D. The gradients that are products are derived of the products before them by `training_step`; here is
-what a term seeds them with. In scalar operations:
+A method names its terms (`protofleet.contract.methods.base.LossTerm`); each is written here once, for B samples, C
+classes and features of width D. The gradients that are products are derived of the products before them by
+`training_step`; here is what a term seeds them with. In scalar operations:
 
     cross-entropy        softmax over the head's answers: 8·B·C; seed B·C
     squared-error        against the one-hot label: 3·B·C; seed B·C
@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from contract.errors import MethodError
-from contract.methods.base import LossTerm
-from hw_profiles.workload.model import Gemm
-from hw_profiles.workload.tape import Tape
-from hw_profiles.workload.training import Training
+from protofleet.contract.errors import MethodError
+from protofleet.contract.methods.base import LossTerm
+from protofleet.hw_profiles.workload.model import Gemm
+from protofleet.hw_profiles.workload.step_builder import Tape
+from protofleet.hw_profiles.workload.training import Training
 
 __all__ = ["append_loss"]
 
@@ -96,13 +96,13 @@ class _Scene:
     def answers(self, name: str, rows: str) -> str:
         """The head's answers to rows (n, D): (n, C)."""
         count = self.tape.tensors[rows].shape[0]
-        head, found = (
+        head, scores = (
             self.head,
             self.tape.tensor("logits" if name == "head" else f"{name}.logits", (count, self.classes)),
         )
         gemm, ops = Gemm(count, self.classes, self.width), count * self.classes * (len(head) - 1)
-        self.tape.add(name, "Gemm", "linear", "forward", (rows, *head), (found,), (gemm,), ops)
-        return found
+        self.tape.add(name, "Gemm", "linear", "forward", (rows, *head), (scores,), (gemm,), ops)
+        return scores
 
     @cached_property
     def logits(self) -> str:
@@ -122,11 +122,11 @@ class _Scene:
 
     def loss(self, name: str, op: str, reads: tuple[str, ...], shape: tuple[int, ...], ops: int) -> str:
         """A layer that ends the forward pass; what it writes is kept for its gradient."""
-        found = self.tape.tensor(f"{name}.kept", shape)
+        kept = self.tape.tensor(f"{name}.kept", shape)
         self.tape.losses.add(name)
         kind = "softmax" if op == "Loss" else "elementwise"
-        self.tape.add(name, op, kind, "forward", reads, (found,), vector_ops=ops)  # type: ignore[arg-type]
-        return found
+        self.tape.add(name, op, kind, "forward", reads, (kept,), vector_ops=ops)  # type: ignore[arg-type]
+        return kept
 
     def seed(self, name: str, op: str, kept: str, value: str, ops: int) -> None:
         """The gradient that the loss gives of `value`."""
@@ -139,10 +139,10 @@ class _Scene:
         self.tape.add(name, op, kind, phase, (kept,), (gradient,), vector_ops=ops)  # type: ignore[arg-type]
 
 
-def _of_logits(name: LossTerm, each: int) -> Callable[[_Scene], None]:
+def _of_logits(name: LossTerm, ops_each: int) -> Callable[[_Scene], None]:
     def append(scene: _Scene) -> None:
         size, shape = scene.batch * scene.classes, (scene.batch, scene.classes)
-        kept = scene.loss(name, "Loss", (scene.logits,), shape, each * size)
+        kept = scene.loss(name, "Loss", (scene.logits,), shape, ops_each * size)
         scene.seed(f"{name}:seed", "Sub", kept, scene.logits, size)
 
     return append
@@ -178,9 +178,9 @@ def _anchors(scene: _Scene) -> None:
 def _soft_predictions(scene: _Scene) -> None:
     name, size = "soft-predictions", scene.classes * scene.classes
     taught = scene.tape.tensor("soft_predictions", (scene.classes, scene.classes), "buffer")
-    said = scene.answers(f"{name}:head", scene.prototypes)
-    kept = scene.loss(name, "Loss", (said, taught), (scene.classes, scene.classes), 11 * size)
-    scene.seed(f"{name}:seed", "Mul", kept, said, 5 * size)
+    scores = scene.answers(f"{name}:head", scene.prototypes)
+    kept = scene.loss(name, "Loss", (scores, taught), (scene.classes, scene.classes), 11 * size)
+    scene.seed(f"{name}:seed", "Mul", kept, scores, 5 * size)
 
 
 def _mean_features(scene: _Scene) -> None:

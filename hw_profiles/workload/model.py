@@ -1,4 +1,4 @@
-"""What a network asks of hardware: the values that every cost model of this room takes.
+"""The operations of a network as values, which every cost model of this room takes.
 
 A `Workload` is an ordered list of `Layer`s over named `Tensor`s. A layer says what it computes (its operator class, its
 matrix products, its vector operations) and what it touches (the tensors it reads and writes), so that the same value

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from onnx import NodeProto, helper
 
-from hw_profiles.workload.model import ConvShape, Gemm, Kind, Tensor
+from protofleet.hw_profiles.workload.model import ConvShape, Gemm, Kind, Tensor
 
 __all__ = ["Work", "conv_work", "describe"]
 

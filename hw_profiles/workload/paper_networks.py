@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError, near_names
 
 __all__ = ["NETWORKS", "build_network"]
 

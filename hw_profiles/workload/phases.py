@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from onnx import NodeProto
 
-from hw_profiles.workload.model import Phase
+from protofleet.hw_profiles.workload.model import Phase
 
 __all__ = ["phase_of_nodes"]
 
@@ -79,27 +79,27 @@ def phase_of_nodes(nodes: Sequence[NodeProto], outputs: Sequence[str], data: set
 
 
 def _ancestors(nodes: Sequence[NodeProto], makers: dict[str, int], names: set[str]) -> set[int]:
-    found: set[int] = set()
+    ancestors: set[int] = set()
     waiting = [makers[n] for n in names if n in makers]
     while waiting:
         index = waiting.pop()
-        if index not in found:
-            found.add(index)
+        if index not in ancestors:
+            ancestors.add(index)
             waiting += [makers[n] for n in nodes[index].input if n in makers]
-    return found
+    return ancestors
 
 
 def _has_gradient(target: str, nodes: Sequence[NodeProto], makers: dict[str, int], forward: set[int]) -> bool:
     """Whether this tensor's next value is the optimizer's doing: trained, where a running statistic is not."""
     if target.startswith(_OPTIMIZER):
         return True
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting = [makers[target]] if target in makers else []
     while waiting:
         index = waiting.pop()
-        if index in seen or index in forward:
+        if index in visited or index in forward:
             continue
-        seen.add(index)
+        visited.add(index)
         if any(name == "lr" or name.startswith(_OPTIMIZER) for name in nodes[index].input):
             return True
         waiting += [makers[n] for n in nodes[index].input if n in makers]
@@ -134,14 +134,14 @@ def _prepared(nodes: Sequence[NodeProto], makers: dict[str, int], data: set[str]
     for index, node in enumerate(nodes):
         for name in node.input:
             users.setdefault(name, set()).add(index)
-    found: set[int] = set()
+    prepared: set[int] = set()
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
         takers = users.get(node.output[0], set()) if node.op_type == "Mul" else set()
         scales = len(set(node.input)) == 1 or any(name not in makers and name not in data for name in node.input)
-        if takers and scales and takers <= update | found and index not in update:
-            found.add(index)
-    return found
+        if takers and scales and takers <= update | prepared and index not in update:
+            prepared.add(index)
+    return prepared
 
 
 def _parameter(target: str) -> str:
@@ -162,4 +162,4 @@ def _targets_reached(nodes: Sequence[NodeProto], targets: Sequence[str]) -> dict
             for name in node.input:
                 if len(reached.setdefault(name, set())) < 2:
                     reached[name] |= set(sorted(down)[:2])
-    return {name: frozenset(found) for name, found in reached.items()}
+    return {name: frozenset(names) for name, names in reached.items()}

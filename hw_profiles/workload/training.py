@@ -1,4 +1,4 @@
-"""What a training step trains, in the words of the cost models: a method's class is asked, no method is known by name.
+"""What a training step trains, as a value for the cost models. It comes from a method's class, never from its name.
 
     head            trained, frozen, or skipped altogether: what becomes of the classifier
     loss            the terms of the loss, each of which `loss_terms` costs once
@@ -6,8 +6,8 @@
     state           tensors that a method has beside the backbone's and the head's, trained or not
     update_of       the optimizer of each trained tensor
 
-`method_training` asks any method, `bundle_training` a bundle's own. Papers' algorithms that send weights are no methods
-of ours; `baselines` has those that ours are compared with.
+`method_training` reads any method, and `bundle_training` a bundle's own. Papers' algorithms that send weights are no
+methods of ours. `baselines` has those that ours are compared with.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from contract.bundle import Manifest
-from contract.errors import UsageError
-from contract.methods import Head, Method, Value, method
-from contract.methods.base import LossTerm, Update
-from hw_profiles.workload.calibration_step import statistic_bytes
-from hw_profiles.workload.model import Tensor
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import Head, Method, Value, method
+from protofleet.contract.methods.base import LossTerm, Update
+from protofleet.hw_profiles.workload.calibration_step import statistic_bytes
+from protofleet.hw_profiles.workload.model import Tensor
 
 __all__ = ["HeadUse", "Training", "bundle_training", "method_training"]
 
@@ -39,7 +39,7 @@ class Training:
         bias: whether a trained head has one.
         unit_features: whether the step has to put features on the unit sphere: not where the graph ends in such.
         state: further tensors of the step, of role `parameter` where they are trained, `frozen` otherwise.
-        uplink_bytes: what a device sends in a round of it.
+        uplink_bytes: bytes that a device sends in a round.
 
     Raises:
         UsageError: for fewer than one class.
@@ -61,7 +61,7 @@ class Training:
 
 
 def method_training(
-    found: Method,
+    trained: Method,
     classes: int,
     width: int,
     *,
@@ -76,18 +76,18 @@ def method_training(
         head: None for the method's first.
         normalised: whether the graph already ends in unit features.
     """
-    settled = found.settle({}) if hyper is None else hyper
-    chosen = found.heads[0] if head is None else head
+    settled = trained.resolve({}) if hyper is None else hyper
+    chosen = trained.heads[0] if head is None else head
     return Training(
-        found.name,
+        trained.name,
         classes,
         _USE[chosen],
-        found.loss,
-        partial(found.update_of, hyper=settled),
+        trained.loss,
+        partial(trained.update_of, hyper=settled),
         bias=chosen == "local",
-        unit_features=found.unit_features and not normalised,
-        state=_state(found, classes, width),
-        uplink_bytes=statistic_bytes(found, classes, found.row_width(settled, width), settled),
+        unit_features=trained.unit_features and not normalised,
+        state=_state(trained, classes, width),
+        uplink_bytes=statistic_bytes(trained, classes, trained.row_width(settled, width), settled),
     )
 
 
@@ -97,18 +97,18 @@ def bundle_training(manifest: Manifest, classes: int | None = None) -> Training:
     Args:
         classes: C in place of the bundle's own.
     """
-    found = method(manifest.method)
+    own = method(manifest.method)
     return method_training(
-        found,
+        own,
         classes or manifest.classes,
         manifest.features,
-        hyper=found.settled_in(manifest.hyper),
+        hyper=own.resolved_in(manifest.hyper),
         head=manifest.head,
-        normalised=found.unit_features,
+        normalised=own.unit_features,
     )
 
 
-def _state(found: Method, classes: int, width: int) -> tuple[Tensor, ...]:
+def _state(trained: Method, classes: int, width: int) -> tuple[Tensor, ...]:
     """Shapes alone: the values may take a method a while to find."""
-    own = found.state(classes, width, seed=0)
+    own = trained.state(classes, width, seed=0)
     return tuple(Tensor(n, s.shape, "parameter" if s.trained else "frozen") for n, s in own.items())

@@ -1,13 +1,16 @@
 """A training step, derived layer by layer from a forward graph and what is trained on it.
 
-In order: the forward layers; the head and the terms of the loss (`loss_terms`); then backwards through the layers, each
-giving a weight gradient (where it has trained weights) and an input gradient (where something trained lies before it);
-where a value was used twice, its gradients are added; last, the optimizer's update of every trained tensor. What is
-trained is a `Training`: a method's, asked of its class, or a paper's baseline. The result is a `Workload` like any
-other: `accelerator.simulate` costs it, `memory.liveness` finds its peak.
+1. The forward layers.
+2. The head and the terms of the loss (`loss_terms`).
+3. Backwards through the layers. Each gives a weight gradient if it has trained weights, and an input gradient if
+   something trained lies before it. Gradients of a value that was used twice are added.
+4. The optimizer's update of every trained tensor.
 
-Input gradients of strided convolutions are taken as stride**2 dense products, one for each output phase, so that no
-zeros are multiplied. Gradients are kept until the backward pass is over, as optimizers of the frameworks do.
+A `Training` says what is trained: that of a method's class, or of a paper's baseline. The result is a `Workload`.
+`accelerator.simulate` gives its cost, and `memory.liveness` its peak.
+
+Input gradients of strided convolutions are computed as stride**2 dense products, one for each output phase, so that no
+zeros are multiplied. Gradients are kept until the backward pass is over, as in the frameworks' optimizers.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from contract.methods.base import Update
-from hw_profiles.workload.loss_terms import append_loss
-from hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Tensor, Workload
-from hw_profiles.workload.tape import Tape
-from hw_profiles.workload.training import Training
+from protofleet.contract.methods.base import Update
+from protofleet.hw_profiles.workload.loss_terms import append_loss
+from protofleet.hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Tensor, Workload
+from protofleet.hw_profiles.workload.step_builder import Tape
+from protofleet.hw_profiles.workload.training import Training
 
 __all__ = ["input_gradient_gemms", "training_step"]
 
@@ -69,24 +72,24 @@ def input_gradient_gemms(conv: ConvShape) -> tuple[Gemm, ...]:
     same remainder share their taps: one product of (positions) by C_in over (taps * C_out) for each remainder.
     """
     diagonal: Literal["", "k"] = "k" if conv.groups > 1 else ""
-    found: dict[tuple[int, int, int], int] = defaultdict(int)
+    counts: dict[tuple[int, int, int], int] = defaultdict(int)
     rows = _phases(conv.height, conv.kernel[0], conv.stride[0], conv.pads[0], conv.dilation[0])
     cols = _phases(conv.width, conv.kernel[1], conv.stride[1], conv.pads[1], conv.dilation[1])
     for high, taps_h in rows:
         for wide, taps_w in cols:
             k = taps_h * taps_w * conv.c_out // conv.groups
             if k:
-                found[conv.batch * high * wide, conv.c_in // conv.groups, k] += 1
-    return tuple(Gemm(m, n, k, conv.groups, diagonal) for (m, n, k), times in found.items() for _ in range(times))
+                counts[conv.batch * high * wide, conv.c_in // conv.groups, k] += 1
+    return tuple(Gemm(m, n, k, conv.groups, diagonal) for (m, n, k), times in counts.items() for _ in range(times))
 
 
 def _phases(size: int, kernel: int, stride: int, pad: int, dilation: int) -> list[tuple[int, int]]:
     """For each remainder: how many positions have it, and how many taps touch them."""
-    found = []
+    phases = []
     for remainder in range(min(stride, size)):
         taps = sum((remainder + pad - tap * dilation) % stride == 0 for tap in range(kernel))
-        found.append((len(range(remainder, size, stride)), taps))
-    return found
+        phases.append((len(range(remainder, size, stride)), taps))
+    return phases
 
 
 def _weight_gradient_gemm(conv: ConvShape) -> Gemm:
@@ -135,9 +138,11 @@ def _backward(tape: Tape, layer: Layer, gradient: str, targets: list[str], data:
         _backward_product(tape, layer, gradient, targets, data)
     elif layer.kind == "norm":
         size = tape.tensors[layer.reads[0]].elements
-        each = 8 if _is_live(layer, tape.tensors) else 5
+        ops_each = 8 if _is_live(layer, tape.tensors) else 5
         reads, writes = (gradient, *layer.reads), tuple(tape.partial(n) for n in targets)
-        tape.add(f"{layer.name}:gradient", layer.op, "norm", "input_gradient", reads, writes, vector_ops=each * size)
+        tape.add(
+            f"{layer.name}:gradient", layer.op, "norm", "input_gradient", reads, writes, vector_ops=ops_each * size
+        )
     elif layer.kind == "view" or layer.op in _PASSES_THROUGH:
         for target in targets:
             _pass_through(tape, layer, gradient, target)
@@ -212,11 +217,11 @@ def _update(tape: Tape, name: str, gradient: str, update: Update) -> None:
     """
     tensor, adam = tape.tensors[name], update.optimizer == "adam"
     kept = ("adam.mean", "adam.square") if adam else ("momentum",) if update.momentum else ()
-    state = tuple(tape.tensor(f"{each}.{name}", tensor.shape, "optimizer") for each in kept)
+    state = tuple(tape.tensor(f"{key}.{name}", tensor.shape, "optimizer") for key in kept)
     if adam and _ADAM_STEPS not in tape.tensors:  # one more step, for both bias corrections
         steps = tape.tensor(_ADAM_STEPS, (), "optimizer")
         tape.add(f"{steps}:update", "Adam", "elementwise", "update", (steps,), (steps,), vector_ops=1)
-    each = (16 if adam else 4 if update.momentum else 2) + 2 * bool(update.weight_decay)
+    ops_each = (16 if adam else 4 if update.momentum else 2) + 2 * bool(update.weight_decay)
     tape.add(
         f"{name}:update",
         "Adam" if adam else "SGD",
@@ -224,5 +229,5 @@ def _update(tape: Tape, name: str, gradient: str, update: Update) -> None:
         "update",
         (name, gradient, *state),
         (name, *state),
-        vector_ops=tensor.elements * each,
+        vector_ops=tensor.elements * ops_each,
     )

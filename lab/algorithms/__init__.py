@@ -1,7 +1,7 @@
 """The federations that average weights, one file each: the papers' baselines, and the papers' own as published.
 
-Every module of this folder is looked through for subclasses of `Algorithm` and `WeightRule` with a name of their own;
-nothing else has to know of a new one.
+Every module of this folder is searched for subclasses of `Algorithm` and `WeightRule` that define `name`. A new one
+needs no registration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TypeVar
 
-from lab.algorithms.base import Algorithm, WeightRule
+from protofleet.lab.algorithms.base import RULES, Algorithm, WeightRule
 
 __all__ = ["ALGORITHMS", "RULES"]
 
@@ -20,13 +20,13 @@ _Part = TypeVar("_Part", Algorithm, WeightRule)
 
 
 def _named(kind: type[_Part]) -> Iterator[tuple[str, type[_Part]]]:
-    for found in iter_modules(__path__):
-        module = import_module(f"{__name__}.{found.name}")
-        for each in vars(module).values():
-            ours = isinstance(each, type) and issubclass(each, kind) and each.__module__ == module.__name__
-            if ours and "name" in vars(each):
-                yield each.name, each
+    for info in iter_modules(__path__):
+        module = import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            ours = isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.__name__
+            if ours and "name" in vars(value):
+                yield value.name, value
 
 
-RULES: Mapping[str, type[WeightRule]] = MappingProxyType(dict(_named(WeightRule)))
+RULES.update(_named(WeightRule))
 ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(dict(_named(Algorithm)))

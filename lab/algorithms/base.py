@@ -1,27 +1,29 @@
-"""What a federation that averages weights is made of: an algorithm, and the rule by which its server merges weights.
+"""The two parts of a federation that averages weights: an algorithm, and the rule by which its server merges weights.
 
-Both are classes with hooks; a new one is one file in this folder. A federation (`lab/engine/weight_averaging.py`) holds
-one object of each and calls, in every round:
+Both are classes with hooks. A new one is one file in this folder. A federation (`lab/engine/weight_averaging.py`) holds
+one object of each and calls these hooks in every round:
 
-    rule.told(client)                  what a client hears beside the weights
-      rule.correction(told, start)     what is added to its gradients at each of its steps
+    rule.told(client)                  what the server sends to a client beside the weights
+      rule.correction(told, start)     what changes the client's gradients at each step
       algorithm.guide()                what clients train against beside their samples
           … the client trains …
-      algorithm.summarise(model, …)    the statistic that travels beside its weights; `afterwards`: of the merged ones
-    rule.trained(client, …)            a client's own state moves on; returns the bytes it sends for that
+      algorithm.summarise(model, …)    the statistic sent beside the weights; with `afterwards`, of the merged weights
+    rule.trained(client, …)            updates the client's own state; returns the bytes that it sends for that
     algorithm.gather(statistic)        the server keeps the statistic; returns its bytes
     algorithm.assign(…)                which of several models each client belongs to
-    rule.merge(start, outcomes)        the next global weights, one rule object for each model
-    algorithm.merge()                  the round's statistics become the next global ones
-    algorithm.install(model)           what of them belongs into the model
-    algorithm.answers(features)        how test images are classified, beside the head
+    rule.merge(start, outcomes)        the next global weights; one rule object for each model
+    algorithm.merge()                  turns the round's statistics into the next global ones
+    algorithm.install(model)           puts the part that belongs to the model into it
+    algorithm.answers(features)        further ways to classify test images, beside the head
 
-What is set in is the client's side, and may run in another process (`lab/engine/client_training.py`), on objects of the
-same classes that know the same: an algorithm's state by `state` and `restore`, of a rule what `told` gives. `state` and
-`restore` are a checkpoint's, too. Any algorithm can run over any rule: its hyper-parameter `base` names the
-rule, so SphereFed on FedNova is `spherefed` with `base=fednova`.
+The indented hooks are the client's side. They may run in another process (`lab/engine/client_training.py`), on other
+objects of the same classes. Those get the algorithm's state by `state` and `restore`, and of the rule what `told`
+returns. A checkpoint uses `state` and `restore`, too.
 
-On Protofleet's wire no message can carry weights, so all of this exists in the lab only, to be compared with.
+Any algorithm can run over any rule: its hyper-parameter `base` names the rule. So SphereFed on FedNova is `spherefed`
+with `base=fednova`.
+
+No message on Protofleet's wire can carry weights. So all of this exists in the lab only, for comparison.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contract.errors import MethodError, near_names
-from contract.methods import DEFAULT, METHODS, Hyper, Value, closing_method
-from contract.methods.base import LossTerm
-from contract.statistics import Statistic
-from edge_client.data import LocalData
-from lab.engine.local_training import EagerModel, Fitted, Guide, LabHead
+from protofleet.contract.errors import MethodError, near_names
+from protofleet.contract.methods import DEFAULT, METHODS, Hyper, Value, closing_method
+from protofleet.contract.methods.base import LossTerm
+from protofleet.contract.sums.statistics import Statistic
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.training.local_training import EagerModel, Fitted, Guide, LabHead
 
-__all__ = ["Algorithm", "Correction", "CrossEntropy", "Outcome", "State", "WeightRule", "average"]
+__all__ = ["RULES", "Algorithm", "Correction", "CrossEntropy", "Outcome", "State", "WeightRule", "average"]
 
 State = dict[str, Tensor]
 Features = NDArray[np.float32]
@@ -71,12 +73,12 @@ _ON_THE_WIRE = ("aggregation", "project", "project_seed", "delta")
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one client's local training left.
+    """The result of one client's local training.
 
     Attributes:
         client: its number, from 0.
-        state: its floating-point tensors by name.
-        pull: as in `lab.engine.local_training.Fitted`.
+        state: floating-point tensors by name.
+        pull: as in `protofleet.lab.training.local_training.Fitted`.
     """
 
     client: int
@@ -86,22 +88,26 @@ class Outcome:
     loss: float
 
 
+RULES: dict[str, type[WeightRule]] = {}  # by name; filled by the folder's `__init__`
+
+
 class WeightRule:
-    """What the server does with the clients' weights: FedAvg, and the base of every other rule.
+    """How the server merges the clients' weights. This class is FedAvg, and the base of every other rule.
 
     A rule sees the weights w that the clients started from, each client's weights w_i and its share p_i of the samples,
-    and returns Σ p_i w_i (McMahan et al., AISTATS 2017). Rules differ for trained tensors only: running statistics of
-    BatchNorm are averaged by p_i whatever the rule. All sums are float64.
+    and returns Σ p_i w_i (McMahan et al., AISTATS 2017). Rules differ for trained tensors only. Every rule averages the
+    running statistics of BatchNorm by p_i. All sums are float64.
 
     Args:
-        hyper: settled.
+        hyper: resolved.
         trained: names of the tensors that training moves and clients send.
         clients: how many there are.
 
     Attributes:
-        name, source: as `base=NAME` takes it; its paper.
+        name: the name that `base=NAME` takes.
+        source: its paper.
         hyper: hyper-parameters that only this rule reads, by name.
-        correction_ops: for the cost models: scalar operations of `correction` on each trained number in each step.
+        correction_ops: scalar operations of `correction` on each trained number in each step, for the cost models.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -113,52 +119,57 @@ class WeightRule:
         self.settled, self._trained, self._clients = hyper, trained, clients
 
     def told(self, client: int) -> Any:
-        """What this client hears beside the weights, for its `correction`: values and tensors, in dictionaries, lists
-        and tuples; None for nothing."""
+        """What the server sends to a client beside the weights, for its `correction`; None for nothing.
+
+        It consists of values and tensors in dictionaries, lists and tuples.
+        """
         return None
 
     def correction(self, told: Any, start: Mapping[str, Tensor]) -> Correction | None:
-        """What changes the gradients of a client that was `told` this and starts from the weights `start`. Both lie
-        where the gradients do (`lab/engine/torch_device.py`); everything else of a rule computes on the processor."""
+        """A function that changes a client's gradients; None for no change.
+
+        `told` and the weights `start` lie on the device of the gradients (`lab/training/torch_device.py`). All other
+        hooks of a rule compute on the CPU.
+        """
         return None
 
     def trained(self, client: int, start: Mapping[str, Tensor], state: Mapping[str, Tensor], fitted: Fitted) -> int:
-        """Client `client` went from `start` to `state`; returns the bytes that it sends beside its weights."""
+        """Take over that a client trained from `start` to `state`; returns the bytes it sends beside its weights."""
         return 0
 
     def merge(self, start: Mapping[str, Tensor], outcomes: Sequence[Outcome]) -> State:
         """The next weights; `start` where no client took part."""
         if not outcomes:
             return dict(start)
-        return average([each.state for each in outcomes], [each.samples for each in outcomes])
+        return average([outcome.state for outcome in outcomes], [outcome.samples for outcome in outcomes])
 
     def state(self) -> dict[str, Any]:
-        """What later rounds depend on, beside the weights."""
+        """Everything beside the weights that later rounds depend on."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
 
 
 class Algorithm:
-    """A federation that averages weights: what clients minimise, what stays with them, what travels beside weights.
+    """A federation that averages weights: the clients' objective, what they keep, and what they send beside weights.
 
     Args:
         classes, width: C and D.
-        hyper: settled.
+        hyper: resolved.
         clients: how many there are.
 
     Attributes:
-        name, summary, source: its name, a line for a person, its paper.
-        objective: what clients minimise: a method of `contract/methods/`, whose hyper-parameters it takes, too.
-        head: see `lab.engine.local_training.EagerModel`.
-        kept: tensors whose names begin so stay with each client and are never averaged.
-        centres: the hyper-parameter that says how many models there are; None for one.
-        base: the rule by which weights merge, unless `base` says otherwise.
-        fixed: hyper-parameters of the objective that make it this algorithm's, and cannot be given.
-        hyper: hyper-parameters that are only this one's, or have another default here.
-        loss_terms: for the cost models: what the loss consists of; the objective's own where that is a method's.
-        statistic: for them, too: what `summarise` gives; None for nothing.
+        name, summary, source: its name, a line for a person, and its paper.
+        objective: the method of `contract/methods/` whose objective clients minimise. Its hyper-parameters apply, too.
+        head: see `protofleet.lab.training.local_training.EagerModel`.
+        kept: prefix of the names of tensors that each client keeps. They are never averaged.
+        centres: the hyper-parameter that gives the number of models; None for one model.
+        base: the default rule for merging weights; the hyper-parameter `base` replaces it.
+        fixed: hyper-parameters of the objective that this algorithm fixes.
+        hyper: hyper-parameters of this algorithm alone, or with another default here.
+        loss_terms: terms of the loss, for the cost models; by default those of the objective's method.
+        statistic: the type that `summarise` gives, for the cost models; None for nothing.
     """
 
     name: ClassVar[str]
@@ -175,32 +186,30 @@ class Algorithm:
     statistic: ClassVar[type[Statistic] | None] = None
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
-        """Nothing to hold, for most."""
+        """Most algorithms hold nothing."""
 
     # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
     def loss(cls) -> str:
-        """The training objective's name: of `export/objectives/`, or one that only the lab has."""
+        """The name of the training objective: one of `export/objectives/`, or one of the lab alone."""
         return (METHODS[cls.objective].objective or "") if cls.objective in METHODS else cls.objective
 
     @classmethod
     def costed_terms(cls) -> tuple[LossTerm, ...]:
-        """What the loss consists of, for the cost models.
+        """The terms of the loss, for the cost models.
 
         Raises:
-            MethodError: neither the class says it nor its objective's method.
+            MethodError: neither the class nor its objective's method states them.
         """
-        found = cls.loss_terms or (METHODS[cls.objective].loss if cls.objective in METHODS else ())
-        if not found:
+        terms = cls.loss_terms or (METHODS[cls.objective].loss if cls.objective in METHODS else ())
+        if not terms:
             raise MethodError(f"{cls.name}: loss_terms", expected="what its loss consists of", got="none")
-        return found
+        return terms
 
     @classmethod
     def options(cls, base: str | None = None) -> dict[str, Hyper]:
-        """Every hyper-parameter over that base: how clients train, how the server merges, the objective's own."""
-        from lab.algorithms import RULES
-
+        """Every hyper-parameter over that base: of the clients' training, the server's rule and the objective."""
         rule = RULES[base or cls.base]
         row = METHODS[cls.objective].hyper if cls.objective in METHODS else {}
         own = {name: hyper for name, hyper in row.items() if name not in (*_TRAINING, *_ON_THE_WIRE)}
@@ -209,7 +218,7 @@ class Algorithm:
         return {name: hyper for name, hyper in every.items() if name not in cls.fixed}
 
     @classmethod
-    def settle(cls, given: Mapping[str, object]) -> dict[str, Value]:
+    def resolve(cls, given: Mapping[str, object]) -> dict[str, Value]:
         """Every hyper-parameter: the defaults, overridden by `given` and checked.
 
         Raises:
@@ -227,45 +236,45 @@ class Algorithm:
     # ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def guide(self) -> Guide | None:
-        """What clients train against; None before there is anything."""
+        """What clients train against; None before the server has anything."""
         return None
 
     def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> Any:
-        """The statistic of a client that has just trained, or received, `model`, on `share`; None for nothing."""
+        """A client's statistic of `share` by a model that it has just trained, or received; None for nothing."""
         return None
 
     @property
     def afterwards(self) -> bool:
-        """Whether clients summarise with the merged weights, which they then have received, and not with their own."""
+        """Whether clients summarise with the merged weights, after receiving them, instead of their own."""
         return False
 
     def gather(self, statistic: Any) -> int:
-        """Keep what a client's `summarise` gave for `merge`; returns its bytes."""
+        """Keep a client's statistic for `merge`; returns its bytes."""
         return 0
 
     def assign(self, outcomes: Sequence[Outcome], models: list[State], member: NDArray[np.int64], seed: int) -> None:
-        """Of an algorithm with several models: which one each participant belongs to. Changes `models` and `member`."""
+        """With several models: assign each participant to a model. Changes `models` and `member`."""
 
     def merge(self) -> None:
-        """The round's statistics become the next global ones."""
+        """Turn the round's statistics into the next global ones."""
 
     def install(self, model: EagerModel) -> None:
-        """Put what belongs into the model there."""
+        """Put the global values that belong to the model into it."""
 
     def answers(self, features: Features) -> dict[str, NDArray[np.int64]]:
         """Class numbers (N,) of features (N, D), by way of answering."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What is global between two rounds, beside the model's own tensors."""
+        """The global values between two rounds, beside the model's own tensors."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from what `state` returned."""
 
 
 class CrossEntropy(Algorithm):
-    """The base of those whose clients minimise the plain cross-entropy of the head."""
+    """Base of the algorithms whose clients minimise the plain cross-entropy of the head."""
 
     fixed: ClassVar[Mapping[str, Value]] = {"lambda": 0.0, "distance": "squared", "reading": "sample"}
     loss_terms: ClassVar[tuple[LossTerm, ...]] = ("cross-entropy",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.algorithms.base import CrossEntropy, WeightRule
+from protofleet.lab.algorithms.base import CrossEntropy, WeightRule
 
 __all__ = ["FedAvg"]
 

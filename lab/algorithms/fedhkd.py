@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from contract.answers import softmax
-from contract.mechanism import RowNoise
-from contract.methods import METHODS, Hyper, Value
-from contract.methods.fedhkd import HyperKnowledge
-from contract.rules import merge
-from contract.statistics import ClassMeans
-from edge_client.data import LocalData
-from lab.algorithms.base import Algorithm
-from lab.algorithms.prototypes import guide, nearest, newer_rows, row_bytes
-from lab.engine.local_training import EagerModel, Guide
+from protofleet.contract.heads.answers import softmax
+from protofleet.contract.methods import METHODS, Hyper, Value
+from protofleet.contract.methods.fedhkd import HyperKnowledge
+from protofleet.contract.privacy.mechanism import RowNoise
+from protofleet.contract.sums.merge_rules import merge
+from protofleet.contract.sums.statistics import ClassMeans
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.algorithms.base import Algorithm
+from protofleet.lab.algorithms.prototypes import guide, nearest, newer_rows, row_bytes
+from protofleet.lab.training.local_training import EagerModel, Guide
 
 __all__ = ["FedHKD"]
 
@@ -58,11 +58,11 @@ class FedHKD(Algorithm):
         return row_bytes(statistic.present, statistic.width, statistic.classes)
 
     def merge(self) -> None:
-        found, before = merge(lambda: self._round), self._global
-        assert isinstance(found, HyperKnowledge)
+        merged, before = merge(lambda: self._round), self._global
+        assert isinstance(merged, HyperKnowledge)
         self._global = HyperKnowledge(
             *(
-                newer_rows(getattr(found, table), getattr(before, table), found.present)
+                newer_rows(getattr(merged, table), getattr(before, table), merged.present)
                 for table in ("sums", "soft_sums", "counts")
             )
         )

@@ -1,7 +1,7 @@
 """FedNH (Dai et al., AAAI 2023, eq. 5 and 6): the head's rows are unit prototypes W that the server moves.
 
-Clients train against them and send class means μ of unit features; the server moves W_j ← ρ W_j + (1 − ρ) μ_j/‖μ_j‖ for
-the classes that the round has seen, and normalises.
+Clients train against them and send class means μ of unit features. The server sets W_j ← ρ W_j + (1 − ρ) μ_j/‖μ_j‖ for
+the classes of the round, and normalises.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from contract.methods import Hyper, Value
-from contract.rules import merge
-from contract.sphere import unit_rows
-from contract.statistics import ClassMeans
-from edge_client.data import LocalData
-from lab.algorithms.base import Algorithm
-from lab.algorithms.prototypes import row_bytes
-from lab.engine.local_training import EagerModel
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods import Hyper, Value
+from protofleet.contract.sums.merge_rules import merge
+from protofleet.contract.sums.statistics import ClassMeans
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.algorithms.base import Algorithm
+from protofleet.lab.algorithms.prototypes import row_bytes
+from protofleet.lab.training.local_training import EagerModel
 
 __all__ = ["FedNH"]
 

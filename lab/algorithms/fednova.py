@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from lab.algorithms.base import CrossEntropy, Outcome, State, WeightRule
+from protofleet.lab.algorithms.base import CrossEntropy, Outcome, State, WeightRule
 
 __all__ = ["FedNova", "Normalised"]
 
@@ -19,15 +19,15 @@ _PAPER = "Wang et al., NeurIPS 2020"
 
 
 class Normalised(WeightRule):
-    """Each client's way is rescaled to the mean pull; the average of these is FedNova's step."""
+    """FedNova's step: each client's change is rescaled to the mean pull, and these are averaged."""
 
     name = "fednova"
     source = _PAPER
 
     def merge(self, start: Mapping[str, Tensor], outcomes: Sequence[Outcome]) -> State:
-        total = sum(each.samples for each in outcomes)
-        effective = sum(each.samples / total * each.pull for each in outcomes)
-        return super().merge(start, [self._rescaled(start, each, effective) for each in outcomes])
+        total = sum(outcome.samples for outcome in outcomes)
+        effective = sum(outcome.samples / total * outcome.pull for outcome in outcomes)
+        return super().merge(start, [self._rescaled(start, outcome, effective) for outcome in outcomes])
 
     def _rescaled(self, start: Mapping[str, Tensor], outcome: Outcome, effective: float) -> Outcome:
         factor = effective / outcome.pull

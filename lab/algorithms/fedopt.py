@@ -1,7 +1,7 @@
 """FedOpt (Reddi et al., ICLR 2021, algorithm 2): an optimiser at the server.
 
-Δ = Σ p_i w_i − w is a gradient for it: SGD with momentum (FedAvgM), or Adam without bias correction and with ε outside
-the root (FedAdam).
+The optimiser uses Δ = Σ p_i w_i − w as a gradient. It is SGD with momentum (FedAvgM), or Adam without bias correction
+and with ε outside the root (FedAdam).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from contract.methods import Hyper, Value
-from lab.algorithms.base import CrossEntropy, Outcome, State, WeightRule
+from protofleet.contract.methods import Hyper, Value
+from protofleet.lab.algorithms.base import CrossEntropy, Outcome, State, WeightRule
 
 __all__ = ["FedAdam", "FedAvgM", "ServerAdam", "ServerMomentum"]
 
@@ -22,7 +22,7 @@ _MOMENTUM = {"server_momentum": Hyper(0.9, f"β of fedavgm, β₁ of fedadam, {_
 
 
 class ServerMomentum(WeightRule):
-    """SGD with momentum at the server; keeps its moments between rounds, by name of the tensor."""
+    """SGD with momentum at the server. It keeps its moments between rounds, by name of the tensor."""
 
     name = "fedavgm"
     source = _PAPER
@@ -47,7 +47,7 @@ class ServerMomentum(WeightRule):
         return (start.double() + float(self.settled["server_lr"]) * step).to(start.dtype)
 
     def _step(self, delta: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The direction to go, and the moments of the next round."""
+        """The step, and the moments for the next round."""
         first = float(self.settled["server_momentum"]) * first + delta
         return first, (first, second)
 

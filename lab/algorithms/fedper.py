@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.algorithms.base import CrossEntropy
+from protofleet.lab.algorithms.base import CrossEntropy
 
 __all__ = ["FedPer"]
 

@@ -1,7 +1,7 @@
 """FedPR as published (Qiao et al., eq. 2 to 4): weights are averaged, and class means travel beside them.
 
-The global prototype of a class is the plain mean over the clients that hold the class. Algorithm 1 lets each client
-summarise with the weights that it has just trained, which nobody else has; `prototypes=merged` with the averaged ones.
+The global prototype of a class is the plain mean over the clients that hold the class. In algorithm 1 each client
+summarises with the weights that it has just trained. With `prototypes=merged` it uses the averaged weights instead.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from contract.methods import Hyper, Value
-from contract.rules import merge
-from contract.statistics import ClassMeans
-from edge_client.data import LocalData
-from lab.algorithms.base import Algorithm
-from lab.algorithms.prototypes import guide, nearest, newer_rows, row_bytes
-from lab.engine.local_training import EagerModel, Guide
+from protofleet.contract.methods import Hyper, Value
+from protofleet.contract.sums.merge_rules import merge
+from protofleet.contract.sums.statistics import ClassMeans
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.algorithms.base import Algorithm
+from protofleet.lab.algorithms.prototypes import guide, nearest, newer_rows, row_bytes
+from protofleet.lab.training.local_training import EagerModel, Guide
 
 __all__ = ["FedPR"]
 
@@ -54,11 +54,11 @@ class FedPR(Algorithm):
         return row_bytes(statistic.present, statistic.width)
 
     def merge(self) -> None:
-        found, before = merge(lambda: self._round, weighting="client"), self._global
-        assert isinstance(found, ClassMeans)
-        here = found.present
-        sums = newer_rows(found.sums, before.sums, here)
-        self._global, self._round = ClassMeans(sums, newer_rows(found.counts, before.counts, here)), []
+        merged, before = merge(lambda: self._round, weighting="client"), self._global
+        assert isinstance(merged, ClassMeans)
+        present = merged.present
+        sums = newer_rows(merged.sums, before.sums, present)
+        self._global, self._round = ClassMeans(sums, newer_rows(merged.counts, before.counts, present)), []
 
     def answers(self, features: NDArray[np.float32]) -> dict[str, NDArray[np.int64]]:
         return nearest(self._global, features)

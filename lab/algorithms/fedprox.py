@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from contract.methods import Hyper
-from lab.algorithms.base import Correction, CrossEntropy, WeightRule
+from protofleet.contract.methods import Hyper
+from protofleet.lab.algorithms.base import Correction, CrossEntropy, WeightRule
 
 __all__ = ["FedProx", "Proximal"]
 
@@ -19,7 +19,7 @@ _PAPER = "Li et al., MLSys 2020"
 
 
 class Proximal(WeightRule):
-    """FedAvg's average; clients are held back."""
+    """FedAvg's average. A correction pulls clients back to the weights that they started from."""
 
     name = "fedprox"
     source = _PAPER

@@ -14,15 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contract.errors import MethodError
-from contract.methods import Hyper, Value
-from lab.algorithms.base import CrossEntropy, Outcome, State, average
+from protofleet.contract.errors import MethodError
+from protofleet.contract.methods import Hyper, Value
+from protofleet.lab.algorithms.base import CrossEntropy, Outcome, State, average
 
 __all__ = ["FeSEM"]
 
 
 class FeSEM(CrossEntropy):
-    """Raises MethodError with the base scaffold: control variates belong to one model."""
+    """Several models with a centre each.
+
+    Raises:
+        MethodError: with the base scaffold, whose control variates belong to one model.
+    """
 
     name = "fesem"
     summary = "several models, each client in the nearest one's cluster"
@@ -36,13 +40,13 @@ class FeSEM(CrossEntropy):
         self._divided = int(hyper["clusters"]) == 1
 
     def assign(self, outcomes: Sequence[Outcome], models: list[State], member: NDArray[np.int64], seed: int) -> None:
-        weights = np.stack([_flat(each.state) for each in outcomes])  # (participants, weights)
-        clients = [each.client for each in outcomes]
+        weights = np.stack([_flat(outcome.state) for outcome in outcomes])  # (participants, weights)
+        clients = [outcome.client for outcome in outcomes]
         if not self._divided and len(outcomes) >= len(models):
             member[clients] = _kmeans(weights, len(models), seed)
             for number in range(len(models)):
-                mine = [each for each in outcomes if member[each.client] == number]
-                models[number] = average([each.state for each in mine], [each.samples for each in mine])
+                mine = [outcome for outcome in outcomes if member[outcome.client] == number]
+                models[number] = average([outcome.state for outcome in mine], [outcome.samples for outcome in mine])
             # Clients that were not there begin in the fullest cluster.
             away = np.setdiff1d(np.arange(len(member)), clients)
             member[away] = int(np.bincount(member[clients]).argmax())

@@ -1,4 +1,4 @@
-"""What may be done once, after the last round: a new head over the trained backbone, for all clients or for each.
+"""Optional steps after the last round: a new head over the trained backbone, for all clients or for each.
 
 - `ffc` (SphereFed, eq. 6 to 12): every client's Gram and cross sums of unit features, and the closed-form head.
 - `ccvr` (Luo et al., NeurIPS 2021): every client's count, mean and covariance of each class's features; the server
@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from contract.answers import LinearAnswer
-from contract.methods import Value
-from contract.methods.ffc import closed_form
-from contract.sphere import unit_rows
-from contract.statistics import FeatureGram
-from edge_client.data import LocalData
-from lab.engine.local_training import EagerModel
+from protofleet.contract.heads.answers import LinearAnswer
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods import Value
+from protofleet.contract.methods.ffc import closed_form
+from protofleet.contract.sums.statistics import FeatureGram
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.training.local_training import EagerModel
 
 __all__ = ["calibrated_head", "ccvr_bytes", "ccvr_head", "client_gram", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
 
@@ -35,7 +35,7 @@ Labels = NDArray[np.int64]
 
 
 def client_gram(features: Features, y: Labels, classes: int) -> FeatureGram:
-    """What FFC takes of one client: Gram and cross sums of its features on the unit sphere."""
+    """FFC's statistic of one client: Gram and cross sums of its features on the unit sphere."""
     return FeatureGram.of(unit_rows(features.astype(np.float64)), y, classes)
 
 
@@ -67,7 +67,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     classes, width = model.head_weight.shape
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     squares = np.zeros((classes, width, width))
-    for share in (each.labelled for each in shares):
+    for share in (client_share.labelled for client_share in shares):
         z = model.features(share.x).astype(np.float64)
         for j in np.unique(share.y):
             rows = z[share.y == j]
@@ -89,8 +89,10 @@ def head_by_ffc(features: Features, y: Labels, classes: int, hyper: Mapping[str,
 def head_by_sgd(
     model: EagerModel, features: Features, y: Labels, *, lr: float, momentum: float, epochs: int, seed: int
 ) -> LinearAnswer:
-    """The model's head, trained further on one client's own features: by cross-entropy where it has a bias, else by
-    SphereFed's squared error over unit features."""
+    """The model's head, trained further on one client's own features.
+
+    The loss is cross-entropy where the head has a bias, else SphereFed's squared error over unit features.
+    """
     start = model.head_copy()
     return _fit(features, y, start, lr=lr, momentum=momentum, epochs=epochs, unit=start[1] is None, seed=seed)
 
@@ -99,19 +101,19 @@ def _virtual(
     counts: NDArray[np.float64],
     sums: NDArray[np.float64],
     squares: NDArray[np.float64],
-    each: int,
+    count: int,
     rng: np.random.Generator,
 ) -> tuple[Features, Labels]:
-    """`each` draws from every seen class's Gaussian: features (V, D) and labels (V,)."""
+    """`count` draws from the Gaussian of every class with samples: features (V, D) and labels (V,)."""
     z, y = [], []
     for j in np.flatnonzero(counts):
         mean = sums[j] / counts[j]
         covariance = (squares[j] - counts[j] * np.outer(mean, mean)) / max(counts[j] - 1, 1)
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))  # (D, D): root rootᵀ = covariance, singular or not
-        noise = rng.standard_normal((each, len(mean)))
+        noise = rng.standard_normal((count, len(mean)))
         z.append((mean + noise @ root.T).astype(np.float32))
-        y.append(np.full(each, j, dtype=np.int64))
+        y.append(np.full(count, j, dtype=np.int64))
     return np.concatenate(z), np.concatenate(y)
 
 
@@ -142,5 +144,5 @@ def _fit(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-    found = None if bias is None else bias.detach().numpy().astype(np.float64)
-    return LinearAnswer(weight.detach().numpy().astype(np.float64), found, unit)
+    bias_array = None if bias is None else bias.detach().numpy().astype(np.float64)
+    return LinearAnswer(weight.detach().numpy().astype(np.float64), bias_array, unit)

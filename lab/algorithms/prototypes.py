@@ -1,7 +1,7 @@
-"""What algorithms that send class rows beside weights share: rows as a guide for clients, rows that nobody sent, bytes.
+"""Shared by the algorithms that send class rows beside weights: guides for clients, missing rows, and byte counts.
 
-Sums and means are `contract.statistics`, merged by `contract.rules`: what the lab simulates of a method here is what
-an aggregator would do. Bytes are those of the tensors as float32, without an envelope.
+Sums and means are `protofleet.contract.sums.statistics`, merged by `protofleet.contract.sums.merge_rules`. So the lab
+computes what an aggregator would. Bytes are those of the tensors as float32, without an envelope.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from contract.answers import nearest_answer
-from contract.statistics import ClassMeans
-from lab.engine.local_training import Guide
+from protofleet.contract.heads.answers import nearest_answer
+from protofleet.contract.sums.statistics import ClassMeans
+from protofleet.lab.training.local_training import Guide
 
 __all__ = ["as_float", "guide", "nearest", "newer_rows", "row_bytes"]
 
@@ -21,7 +21,7 @@ Table = NDArray[np.float64]
 
 
 def guide(means: ClassMeans, soft: Table | None = None) -> Guide | None:
-    """Class means, and soft predictions where there are some, as clients take them; None before there is any."""
+    """Class means, and soft predictions if any, as a guide for clients; None before the first."""
     if not means.present.any():
         return None
     tables = torch.zeros(means.classes, means.classes) if soft is None else as_float(soft)
@@ -29,13 +29,13 @@ def guide(means: ClassMeans, soft: Table | None = None) -> Guide | None:
 
 
 def nearest(means: ClassMeans, features: NDArray[np.float32]) -> dict[str, NDArray[np.int64]]:
-    """Answers by the nearest class mean; none before there is any."""
+    """Answers by the nearest class mean; empty before the first mean."""
     return {"prototype": nearest_answer(means.means, means.present)(features)} if means.present.any() else {}
 
 
-def newer_rows(found: Table, before: Table, here: NDArray[np.bool_]) -> Table:
-    """Rows of `found` where a class is here; a class that nobody sent keeps what it had."""
-    return np.where(here.reshape(-1, *[1] * (found.ndim - 1)), found, before)
+def newer_rows(newer: Table, before: Table, present: NDArray[np.bool_]) -> Table:
+    """The newer rows of the classes that are present. A class that no client sent keeps its row of before."""
+    return np.where(present.reshape(-1, *[1] * (newer.ndim - 1)), newer, before)
 
 
 def as_float(values: NDArray[np.generic]) -> Tensor:

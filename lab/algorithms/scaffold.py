@@ -1,7 +1,7 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): control variates against the drift of clients with different data.
 
-The server holds c and each client its own c_i, all zero at first. Of each of a client's gradients c_i is taken and c is
-added, so that clients walk towards the optimum of all. After K steps (the paper's option II),
+The server holds c and each client its own c_i, all zero at first. From each of a client's gradients c_i is subtracted
+and c is added, so that clients move towards the common optimum. After K steps (the paper's option II),
 
     c_i⁺ = c_i − c + (x − y_i)/(K·η)          η: the clients' rate
     x⁺   = x + η_g·mean_i(y_i − x)            over the participants S, each counting the same
@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from contract.errors import MethodError
-from contract.methods import Hyper, Value
-from lab.algorithms.base import Correction, CrossEntropy, Outcome, State, WeightRule, average
-from lab.engine.local_training import Fitted
+from protofleet.contract.errors import MethodError
+from protofleet.contract.methods import Hyper, Value
+from protofleet.lab.algorithms.base import Correction, CrossEntropy, Outcome, State, WeightRule, average
+from protofleet.lab.training.local_training import Fitted
 
 __all__ = ["ControlVariates", "Scaffold"]
 
@@ -31,10 +31,10 @@ _PAPER = "Karimireddy et al., ICML 2020"
 
 
 class ControlVariates(WeightRule):
-    """The server's c, and every client's c_i; both by name of the tensor.
+    """The server's c and every client's c_i, both by name of the tensor.
 
     Raises:
-        MethodError: for clients whose optimiser is not SGD: its steps are no sums of gradients.
+        MethodError: the clients' optimiser is not SGD, so its steps are no sums of gradients.
     """
 
     name = "scaffold"
@@ -69,8 +69,8 @@ class ControlVariates(WeightRule):
     def trained(self, client: int, start: Mapping[str, Tensor], state: Mapping[str, Tensor], fitted: Fitted) -> int:
         own, change = self._own.get(client, {}), {}
         for name in sorted(self._trained):
-            way = (start[name] - state[name]) / (fitted.lr * fitted.pull)
-            change[name] = way - self._server.get(name, torch.zeros_like(way))
+            mean_gradient = (start[name] - state[name]) / (fitted.lr * fitted.pull)
+            change[name] = mean_gradient - self._server.get(name, torch.zeros_like(mean_gradient))
         self._own[client] = {name: own[name] + moved if name in own else moved for name, moved in change.items()}
         self._changes.append(change)
         return 4 * sum(moved.numel() for moved in change.values())

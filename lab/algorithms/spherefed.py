@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from contract.methods import METHODS
-from lab.algorithms.base import Algorithm
+from protofleet.contract.methods import METHODS
+from protofleet.lab.algorithms.base import Algorithm
 
 __all__ = ["SphereFed"]
 

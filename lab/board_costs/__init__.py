@@ -1,1 +1,1 @@
-"""What the lab's runs would cost real boards: the work of one device, and its seconds and joules by the cost models."""
+"""The cost of the lab's runs on real boards: the work of one device, its seconds and its joules, by cost models."""

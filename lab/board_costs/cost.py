@@ -1,8 +1,9 @@
 """Seconds and joules of a device's work on a board, by the models of `protofleet profile`.
 
-On a CPU the latency model, in fp32 on all cores, with its interval; on a systolic array the accelerator's. Energy is
-the board's power while it computes times the time (`hw_profiles/energy.py`), with a range of both. Nothing is measured.
-Intervals of the parts are added up end by end: what the model misjudges on a board, it misjudges in all of them.
+On a CPU the latency model applies, in fp32 on all cores, with its interval. On a systolic array the accelerator model
+applies. Energy is the board's power while it computes, times the time (`hw_profiles/energy.py`), with a range of both.
+Nothing is measured. The bounds of the parts' intervals are added, since an error of the model on a board is the same in
+all parts.
 """
 
 from __future__ import annotations
@@ -11,55 +12,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hw_profiles.accelerator.simulate import Array, simulate
-from hw_profiles.cli import array_of
-from hw_profiles.devices.schema import Device as Board
-from hw_profiles.devices.schema import load_devices
-from hw_profiles.energy import energy
-from hw_profiles.latency.predict import coefficients, predict
-from hw_profiles.workload.model import Workload
-from lab.board_costs.work import Part, Work
+from protofleet.hw_profiles.accelerator.simulate import Array, array_of, simulate
+from protofleet.hw_profiles.devices.schema import Device as Board
+from protofleet.hw_profiles.devices.schema import load_devices
+from protofleet.hw_profiles.energy import energy
+from protofleet.hw_profiles.latency.predict import coefficients, predict
+from protofleet.hw_profiles.workload.model import Workload
+from protofleet.lab.board_costs.work import Part, Work
 
 __all__ = ["Range", "Spent", "boards", "errors", "run_of", "spent"]
 
 
 @dataclass(frozen=True)
 class Range:
-    """A figure between its bounds."""
+    """A figure with its lower and upper bound."""
 
     value: float = 0.0
     low: float = 0.0
     high: float = 0.0
 
     def plus(self, other: Range, times: float = 1.0) -> Range:
-        """The sum with so many of another."""
+        """The sum with `times` of another."""
         return Range(self.value + times * other.value, self.low + times * other.low, self.high + times * other.high)
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What work takes: seconds, and joules; None where the board's file gives no power."""
+    """Seconds and joules of some work. Joules are None where the board's file gives no power."""
 
     seconds: Range = Range()
     joules: Range | None = Range()
 
     def plus(self, other: Spent, times: float = 1.0) -> Spent:
-        """The sum with so many of another."""
+        """The sum with `times` of another."""
         known = self.joules is not None and other.joules is not None
         joules = self.joules.plus(other.joules, times) if known else None  # type: ignore[union-attr, arg-type]
         return replace(self, seconds=self.seconds.plus(other.seconds, times), joules=joules)
 
 
 def boards() -> tuple[list[Board], list[Board]]:
-    """Every device that ships, but for this machine, whose numbers are another's elsewhere: those that our client can
-    train on, and those whose files have neither a CPU nor an array."""
+    """The shipped devices: those that our client can train on, and those whose files have neither a CPU nor an array.
+
+    This machine is left out, since its numbers differ from machine to machine.
+    """
     every = [board for name, board in load_devices().items() if name != "host"]
     able = [board for board in every if board.cpu is not None or board.systolic is not None]
     return able, [board for board in every if board not in able]
 
 
 def spent(parts: Iterable[Part], board: Board) -> Spent:
-    """What these parts take together."""
+    """The cost of these parts together."""
     total = Spent()
     for part in parts:
         total = total.plus(_once(_as_run(part, board), board), part.times)
@@ -67,13 +69,13 @@ def spent(parts: Iterable[Part], board: Board) -> Spent:
 
 
 def run_of(work: Work, board: Board) -> tuple[Spent, Spent]:
-    """A round, and the whole run with its closing."""
+    """The cost of a round, and of the whole run with its closing."""
     one = spent(work.round, board)
     return one, spent(work.closing, board).plus(one, work.rounds)
 
 
 def errors() -> dict[str, dict[str, float]]:
-    """How far the latency model was off on networks that it had not seen: steps and inferences of our runtime."""
+    """The latency model's error on networks that it had not seen, for steps and inferences of our runtime."""
     checks = coefficients().checks["by model"]
     return {"training": dict(checks["onnxruntime training fp32"]), "inference": dict(checks["onnxruntime fp32"])}
 
@@ -88,8 +90,8 @@ def _once(workload: Workload, board: Board) -> Spent:
         ms = simulate(workload, _array(board)).latency_ms
         low, high = ms, ms
     else:
-        found = predict(workload, board)
-        ms, low, high = found.ms, found.low_ms, found.high_ms
+        prediction = predict(workload, board)
+        ms, low, high = prediction.ms, prediction.low_ms, prediction.high_ms
     seconds = Range(ms / 1e3, low / 1e3, high / 1e3)
     power = energy(board, "fp32", ms, low, high)
     return Spent(seconds, None if power is None else Range(power.mj / 1e3, power.low_mj / 1e3, power.high_mj / 1e3))

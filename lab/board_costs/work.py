@@ -1,20 +1,21 @@
-"""What one device computes in a run of the lab, as workloads of the cost models (`hw_profiles/workload`).
+"""The work of one device in a run of the lab, as workloads of the cost models (`hw_profiles/workload`).
 
-In a round, by what the method or the algorithm says of itself:
+A round consists of these parts. The method's or the algorithm's class says which apply:
 
-    training     so many steps, the rule's correction among them: the graph that is exported for devices, as `profile`
-                 has it; on an array the step that is derived layer by layer, as `cost` has it
-    features     a pass over all its samples, for what it sends and for the class means by which it answers; a second
-                 one where what it sends is not made of these means
-    statistic    what is summed of the features
+    training     the training steps, with the rule's correction: on a CPU the graph that is exported for devices, as in
+                 `profile`; on an array the step that is derived layer by layer, as in `cost`
+    features     a pass over all samples, for the contribution and for the class means that answer; a second pass where
+                 the contribution is not made of these means
+    statistic    the sums over the features
 
-After the last round a closing, where the accuracy is that of a closed form or of CCVR: a pass and the sums. What the
-server computes is none of a device's, and so is not here. Nor are reading and decoding images, noise, encoding,
-sending, and what is done to weights once a round.
+After the last round a closing follows where the accuracy is that of a closed form or of CCVR: a pass and the sums.
 
-An algorithm that averages weights is no method of the wire, but its clients' loss is one's, or cross-entropy, which is
-FedProto's without the pull: that graph stands for its own. One that does not say what its loss consists of is a
-MethodError; so every method of `lab list` is known here, by its class alone.
+Not counted: the server's work, reading and decoding images, noise, encoding, sending, and operations on the weights
+once a round.
+
+An algorithm that averages weights is no method of the wire. But its clients' loss is that of a method, or
+cross-entropy, which is FedProto's loss without the pull. The graph of that method stands for its own. So every method
+of `lab list` is known here by its class alone. A class that does not state the terms of its loss is a MethodError.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from contract.errors import MethodError
-from contract.methods import DEFAULT, METHODS, Head, Method, Value, closing_method, method
-from contract.statistics import ClassMeans, Field
-from edge_client.extractor import BLOCK_SAMPLES
-from export.backbones import find_backbone
-from export.build import load_dynamo
-from export.features import export_features
-from export.graphs import export_step
-from export.step import Preprocess, plan_step
-from hw_profiles.workload.baselines import ccvr, features_width
-from hw_profiles.workload.calibration_step import method_calibration, statistic_work
-from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.from_onnx import read_workload
-from hw_profiles.workload.model import Layer, Role, Tensor, Workload
-from hw_profiles.workload.training import HeadUse, Training, method_training
-from hw_profiles.workload.training_step import training_step
-from lab.algorithms import ALGORITHMS, RULES
-from lab.algorithms.base import Algorithm
-from lab.engine.experiment import Experiment
+from protofleet.contract.errors import MethodError
+from protofleet.contract.methods import DEFAULT, METHODS, Head, Method, Value, closing_method, method
+from protofleet.contract.sums.statistics import ClassMeans, Field
+from protofleet.edge_client.training.extractor import BLOCK_SAMPLES
+from protofleet.export.backbones.backbone import find_backbone
+from protofleet.export.bundles.build import load_dynamo
+from protofleet.export.bundles.bundle_graphs import export_step
+from protofleet.export.bundles.features import export_features
+from protofleet.export.steps.step import Preprocess, plan_step
+from protofleet.hw_profiles.workload.baselines import ccvr, features_width
+from protofleet.hw_profiles.workload.calibration_step import method_calibration, statistic_work
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
+from protofleet.hw_profiles.workload.from_onnx import read_workload
+from protofleet.hw_profiles.workload.model import Layer, Role, Tensor, Workload
+from protofleet.hw_profiles.workload.training import HeadUse, Training, method_training
+from protofleet.hw_profiles.workload.training_step import training_step
+from protofleet.lab.algorithms import ALGORITHMS, RULES
+from protofleet.lab.algorithms.base import Algorithm
+from protofleet.lab.engine.experiment import Experiment
 
 __all__ = ["Network", "Part", "Work", "device_work", "network"]
 
@@ -56,7 +57,7 @@ _HEADS: Mapping[str, tuple[Head, HeadUse]] = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A workload that is run so many times; `on_array` instead of it where layers are costed one by one."""
+    """A workload, and how often it runs. `on_array` replaces it where layers are costed one by one."""
 
     name: str
     workload: Workload
@@ -66,10 +67,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a device computes: in each of `rounds`, and once after the last.
+    """The work of a device: in each of `rounds`, and once after the last.
 
     Attributes:
-        rounds: that a device takes part in; a fraction where only some are sampled.
+        rounds: rounds that a device takes part in; a fraction where only some devices are sampled.
     """
 
     round: tuple[Part, ...]
@@ -78,7 +79,7 @@ class Work:
 
 
 class Network:
-    """A backbone as devices have it, for C classes: its graphs, exported once each. It needs no weights.
+    """A backbone's graphs for devices, for C classes. Each is exported once, without weights.
 
     Args:
         input_shape: (H, W, c).
@@ -90,19 +91,19 @@ class Network:
     def __init__(self, backbone: str, input_shape: tuple[int, int, int], classes: int) -> None:
         load_dynamo()
         self.classes, self._name, self._shape = classes, backbone, input_shape
-        self._found = find_backbone(backbone, input_shape)
-        self._preprocess = Preprocess(self._found.mean, self._found.std)
+        self._backbone = find_backbone(backbone, input_shape)
+        self._preprocess = Preprocess(self._backbone.mean, self._backbone.std)
         first = method(DEFAULT)
-        plan = plan_step(self._found.net, first, first.settle({}), first.heads[0], classes, self.width)
-        self._features = export_features(self._found.net, self._preprocess, plan.state, input_shape, unit=False)
-        self._roles = {each.name: _ROLES.get(each.role, "buffer") for each in plan.state}
+        plan = plan_step(self._backbone.net, first, first.resolve({}), first.heads[0], classes, self.width)
+        self._features = export_features(self._backbone.net, self._preprocess, plan.state, input_shape, unit=False)
+        self._roles = {tensor.name: _ROLES.get(tensor.role, "buffer") for tensor in plan.state}
         self._forward: dict[int, Workload] = {}
         self._steps: dict[tuple[object, ...], Workload] = {}
 
     @property
     def width(self) -> int:
         """D."""
-        return self._found.width
+        return self._backbone.width
 
     def forward_at(self, batch: int) -> Workload:
         """The features graph at batch B."""
@@ -112,30 +113,31 @@ class Network:
             self._forward[batch] = graph
         return self._forward[batch]
 
-    def step(self, found: Method, hyper: Mapping[str, Value], head: Head, batch: int) -> Workload:
-        """The training step that is exported of a method; `hyper` is settled."""
-        objective = (found.objective, found.name if found.state(2, 2, seed=0) else "", *sorted(hyper.items()))
+    def step(self, trained_method: Method, hyper: Mapping[str, Value], head: Head, batch: int) -> Workload:
+        """The exported training step of a method. `hyper` is resolved."""
+        stateful = trained_method.name if trained_method.state(2, 2, seed=0) else ""
+        objective = (trained_method.objective, stateful, *sorted(hyper.items()))
         key = (*objective, head, batch)
         if key not in self._steps:
-            plan = plan_step(self._found.net, found, hyper, head, self.classes, self.width)
-            graph = export_step(self._found.net, self._preprocess, plan, batch, self._shape)
-            roles = {each.name: _ROLES.get(each.role, "buffer") for each in plan.state}
-            name = f"{self._name} {found.name}"
+            plan = plan_step(self._backbone.net, trained_method, hyper, head, self.classes, self.width)
+            graph = export_step(self._backbone.net, self._preprocess, plan, batch, self._shape)
+            roles = {tensor.name: _ROLES.get(tensor.role, "buffer") for tensor in plan.state}
+            name = f"{self._name} {trained_method.name}"
             self._steps[key] = read_workload(graph, name=name, roles=roles, step_inputs=plan.inputs)
         return self._steps[key]
 
 
 @lru_cache(maxsize=4)
 def network(backbone: str, input_shape: tuple[int, int, int], classes: int) -> Network:
-    """As `Network`, which takes seconds, once for each."""
+    """A cached `Network`: making one takes seconds."""
     return Network(backbone, input_shape, classes)
 
 
 def device_work(experiment: Experiment, way: str, net: Network, samples: int) -> Work:
-    """What a device with N samples does in this run.
+    """The work of a device with N samples in this run.
 
     Args:
-        way: by which the accuracy answers: `linear` and `ccvr` are those of a closing, where the run has one.
+        way: the way of answering that gives the accuracy. `linear` and `ccvr` are those of a closing, if any.
 
     Raises:
         MethodError: a method or an algorithm that does not say what its loss consists of.
@@ -146,10 +148,10 @@ def device_work(experiment: Experiment, way: str, net: Network, samples: int) ->
     closing = tuple(part for name in wanted for part in _closing(name, net, samples))
     if algorithm is not None:
         return Work(tuple(_averaged(algorithm, experiment, net, samples)), closing, rounds)
-    found = method(DEFAULT if experiment.method == "local" else experiment.method)
-    if not found.trains:
-        return Work(tuple(_untrained(found, experiment, net, samples)), (), rounds)
-    return Work(tuple(_trained(found, experiment, net, samples)), closing, rounds)
+    local_method = method(DEFAULT if experiment.method == "local" else experiment.method)
+    if not local_method.trains:
+        return Work(tuple(_untrained(local_method, experiment, net, samples)), (), rounds)
+    return Work(tuple(_trained(local_method, experiment, net, samples)), closing, rounds)
 
 
 def _has(experiment: Experiment, closing: str) -> bool:
@@ -159,31 +161,31 @@ def _has(experiment: Experiment, closing: str) -> bool:
 # ── rounds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _trained(found: Method, experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
-    """A method of the wire that trains; `local`, which sends nothing, knows its class means, too."""
-    hyper, batch = found.settle(experiment.hyper), experiment.batch
-    head: Head = "frozen" if experiment.head == "frozen" else found.heads[0]
-    if not found.loss:
-        raise MethodError(f"{found.name}: loss", expected="what its loss consists of", got="none")
-    training = method_training(found, net.classes, net.width, hyper=hyper, head=head)
+def _trained(own: Method, experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
+    """The parts of a method of the wire that trains. `local` sends nothing, but computes its class means, too."""
+    hyper, batch = own.resolve(experiment.hyper), experiment.batch
+    head: Head = "frozen" if experiment.head == "frozen" else own.heads[0]
+    if not own.loss:
+        raise MethodError(f"{own.name}: loss", expected="what its loss consists of", got="none")
+    training = method_training(own, net.classes, net.width, hyper=hyper, head=head)
     derived = training_step(net.forward_at(batch), training)
-    yield _steps(net.step(found, hyper, head, batch), derived, hyper, experiment, samples)
-    sends = experiment.method == found.name and found.statistic is not ClassMeans and bool(found.statistic.FIELDS)
-    keeps = "prototypes" in found.global_rows or found.has_personal_head
-    yield from _summed(found.statistic.FIELDS, net, samples, passes=keeps + sends, unit=found.unit_features)
+    yield _steps(net.step(own, hyper, head, batch), derived, hyper, experiment, samples)
+    sends = experiment.method == own.name and own.statistic is not ClassMeans and bool(own.statistic.FIELDS)
+    keeps = "prototypes" in own.global_rows or own.has_personal_head
+    yield from _summed(own.statistic.FIELDS, net, samples, passes=keeps + sends, unit=own.unit_features)
 
 
-def _untrained(found: Method, experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
-    hyper = found.settle(experiment.hyper)
+def _untrained(own: Method, experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
+    hyper = own.resolve(experiment.hyper)
     yield _pass(net, samples, 1)
-    yield Part("statistic", method_calibration(found, samples, net.classes, net.width, hyper=hyper).device, 1)
+    yield Part("statistic", method_calibration(own, samples, net.classes, net.width, hyper=hyper).device, 1)
 
 
 def _averaged(algorithm: type[Algorithm], experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
-    settled, terms, batch = algorithm.settle(experiment.hyper), algorithm.costed_terms(), experiment.batch
+    settled, terms, batch = algorithm.resolve(experiment.hyper), algorithm.costed_terms(), experiment.batch
     head, use = _HEADS[algorithm.head]
     stands = METHODS[algorithm.objective if algorithm.objective in METHODS else DEFAULT]
-    hyper = {name: settled.get(name, each.default) for name, each in stands.hyper.items()}
+    hyper = {name: settled.get(name, option.default) for name, option in stands.hyper.items()}
     if terms == ("cross-entropy",):
         hyper["lambda"] = 0.0  # without the pull to prototypes
     elif terms != stands.loss:
@@ -202,12 +204,12 @@ def _averaged(algorithm: type[Algorithm], experiment: Experiment, net: Network, 
 
 
 def _corrected(step: Workload, ops: int) -> Workload:
-    """The step with its rule's share: so many operations on each trained number, with one more that the rule holds."""
+    """The step with the rule's correction: `ops` operations on each trained number, and one more tensor for each."""
     layers, tensors = list(step.layers), dict(step.tensors)
-    for trained in [each for each in step.tensors.values() if each.role == "parameter"]:
-        held = Tensor(f"told.{trained.name}", trained.shape, "buffer")
-        tensors[held.name] = held
-        name, reads = f"{trained.name}:correction", (trained.name, held.name)
+    for trained in [tensor for tensor in step.tensors.values() if tensor.role == "parameter"]:
+        correction = Tensor(f"told.{trained.name}", trained.shape, "buffer")
+        tensors[correction.name] = correction
+        name, reads = f"{trained.name}:correction", (trained.name, correction.name)
         layers.append(
             Layer(name, "Add", "elementwise", "update", reads, (trained.name,), vector_ops=ops * trained.elements)
         )
@@ -224,7 +226,7 @@ def _steps(
 
 
 def _pass(net: Network, samples: int, times: int) -> Part:
-    """Features of all its samples, in blocks."""
+    """The features of all samples, in blocks."""
     block = min(BLOCK_SAMPLES, samples)
     return Part("features", fold_weights(net.forward_at(block)), times * samples / block)
 

@@ -6,12 +6,12 @@ Three kinds of name, tried in this order:
 2. a path: whatever a device reads (docs/data.md), by the device's own code (`edge_client/data`);
 3. a data set of the Hugging Face Hub, through `datasets.load_dataset`, which keeps its own cache (`hub.py`).
 
-`A+B` is several of them, of the same number of classes and one shape, that of the first: one set, which knows of each
-sample where it is from. The names of classes are the first's.
+`A+B` joins several sets with the same number of classes into one. It has the shape and the class names of the first,
+and knows the source of each sample.
 
-A set is tested with its split `test`, or else `valid`; where it declares neither, with a tenth that is held out of
-every class. A network takes images of one shape: the one that is asked for; else their own, if all have the same and
-it is small; else 64 x 64.
+The test samples are the split `test`, or else `valid`. A set without both holds out a tenth of every class.
+
+All images get one shape: the requested one; else their own, if all have the same and it is small; else 64 x 64.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError, near_names
-from edge_client.data import UNLABELLED, LocalData
-from edge_client.data.decode import image_shape
-from edge_client.data.listing import Listing
-from edge_client.data.load import read_images
-from edge_client.data.sources import list_source
-from edge_client.data.splits import train_and_held_rows
+from protofleet.contract.errors import DataError, near_names
+from protofleet.edge_client.data import UNLABELLED, LocalData
+from protofleet.edge_client.data.decode import image_shape
+from protofleet.edge_client.data.listing import Listing
+from protofleet.edge_client.data.load import read_images
+from protofleet.edge_client.data.sources import list_source
+from protofleet.edge_client.data.splits import train_and_held_rows
 
-__all__ = ["SHIPPED", "DataSet", "Outline", "load_dataset", "outline", "take"]
+__all__ = ["SHIPPED", "DataSet", "Outline", "channel_statistics", "load_dataset", "outline", "take"]
 
 SHIPPED = {"fashion_mnist_subset": Path(__file__).parent / "fashion_mnist"}
 _TESTED_SHARE = 0.1
@@ -46,7 +46,7 @@ class DataSet:
     """A named data set with its training and test split.
 
     Attributes:
-        sources: (N,) which of several sets each training sample is of, from 0; None for a single one.
+        sources: (N,) number of the set of each training sample, from 0; None for a single set.
     """
 
     name: str
@@ -69,7 +69,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Outline:
-    """A data set without its images: C, (H, W, c), and how many training samples it has."""
+    """A data set without its images: C, (H, W, c), and the number of training samples."""
 
     classes: int
     input_shape: Shape
@@ -77,7 +77,7 @@ class Outline:
 
 
 def outline(name: str) -> Outline:
-    """Of a data set that ships, without decoding more than one image.
+    """The outline of a shipped data set. At most one image is decoded.
 
     Raises:
         DataError: it does not ship.
@@ -91,7 +91,7 @@ def outline(name: str) -> Outline:
 
 
 def take(data: LocalData, indices: NDArray[np.integer] | NDArray[np.bool_]) -> LocalData:
-    """Some of the samples, in the order of `indices`."""
+    """The samples at `indices`, in this order."""
     return LocalData(data.x[indices], data.y[indices])
 
 
@@ -102,10 +102,10 @@ def load_dataset(
 
     Args:
         input_shape: (H, W, c) that images are resized to.
-        log: takes a line about images that are left out or resized.
+        log: receives a line about images that are left out or resized.
 
     Raises:
-        DataError: when there is no such set, the Hub is out of reach, or its samples cannot be used.
+        DataError: there is no such set, the Hub is out of reach, or the samples cannot be used.
     """
     if "+" in name and not Path(name).exists():
         return _several(name, input_shape, log)
@@ -125,21 +125,21 @@ def load_dataset(
 
 
 def _several(name: str, input_shape: Shape | None, log: Callable[[str], None]) -> DataSet:
-    """Every one of `A+B`, one after another."""
+    """Load and join the sets of `A+B`."""
     first, *others = name.split("+")
-    found = [load_dataset(first, input_shape, log=log)]
-    found += [load_dataset(other, found[0].input_shape, log=log) for other in others]
-    for each in found:
-        if each.classes != found[0].classes:
+    loaded = [load_dataset(first, input_shape, log=log)]
+    loaded += [load_dataset(other, loaded[0].input_shape, log=log) for other in others]
+    for dataset in loaded:
+        if dataset.classes != loaded[0].classes:
             raise DataError(
-                f"{name}: {each.name}", expected=f"{found[0].classes} classes, as the first", got=each.classes
+                f"{name}: {dataset.name}", expected=f"{loaded[0].classes} classes, as the first", got=dataset.classes
             )
     train, test = (
         LocalData(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-        for parts in ([each.train for each in found], [each.test for each in found])
+        for parts in ([dataset.train for dataset in loaded], [dataset.test for dataset in loaded])
     )
-    sources = np.repeat(np.arange(len(found)), [len(each.train) for each in found])
-    return DataSet("+".join(each.name for each in found), found[0].labels, train, test, sources)
+    sources = np.repeat(np.arange(len(loaded)), [len(dataset.train) for dataset in loaded])
+    return DataSet("+".join(dataset.name for dataset in loaded), loaded[0].labels, train, test, sources)
 
 
 def _listing(name: str, log: Callable[[str], None]) -> Listing:
@@ -154,13 +154,13 @@ def _listing(name: str, log: Callable[[str], None]) -> Listing:
             got="no such directory",
             hint="--data " + next(iter(SHIPPED)),
         )
-    from lab.data.hub import list_hub
+    from protofleet.lab.data.hub import list_hub
 
     return list_hub(name, near_names(name, SHIPPED) + ", or a path")
 
 
 def _classes(listing: Listing) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """(N,) class numbers, and the classes' names: the source's own order, or that of the alphabet."""
+    """(N,) class numbers, and the class names in the source's order, or else in alphabetical order."""
     labels, names = listing.labels, listing.names
     if names is None:
         names = tuple(str(number) for number in range(int(labels.max()) + 1))
@@ -180,7 +180,7 @@ def _classes(listing: Listing) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def _shape(listing: Listing, rows: NDArray[np.int64], log: Callable[[str], None]) -> Shape:
-    """The shape that all of these images have, or one to resize them to."""
+    """The common shape of these images, or one to resize them to."""
     if isinstance(listing.images, np.ndarray):
         height, width, channels = listing.images.shape[1:]
         return height, width, channels
@@ -203,3 +203,10 @@ def _shapes(listing: Listing, rows: NDArray[np.int64]) -> Iterator[Shape]:
         shape = image_shape(source)
         if shape is not None:
             yield shape
+
+
+def channel_statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of x / 255 per channel, for images (N, H, W, c), rounded to four digits."""
+    scaled = x.reshape(-1, x.shape[-1]).astype(np.float64) / 255.0
+    mean, std = scaled.mean(axis=0), np.maximum(scaled.std(axis=0), 1e-3)
+    return tuple(round(float(v), 4) for v in mean), tuple(round(float(v), 4) for v in std)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from edge_client.data.listing import Listing
-from edge_client.data.splits import split_code
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data.listing import Listing
+from protofleet.edge_client.data.splits import split_code
 
 __all__ = ["list_hub"]
 
@@ -60,13 +60,13 @@ def list_hub(name: str, hint: str) -> Listing:
     place, _, part = name.partition(":")
     _check_on_hub(place, hint)
     try:
-        found = datasets.load_dataset(place, part or None)
+        loaded = datasets.load_dataset(place, part or None)
     except (OSError, datasets.exceptions.DatasetsError, ValueError) as error:
         raise DataError(f"cannot load {name!r} from the Hub", expected="a data set", got=error, hint=hint) from None
-    return list_splits(dict(found), name, hint)
+    return list_splits(dict(loaded), name, hint)
 
 
-def list_splits(found: dict[str, Any], name: str, hint: str) -> Listing:
+def list_splits(splits: dict[str, Any], name: str, hint: str) -> Listing:
     """The splits of a loaded data set, by name.
 
     Raises:
@@ -74,12 +74,12 @@ def list_splits(found: dict[str, Any], name: str, hint: str) -> Listing:
     """
     import datasets
 
-    coded = [(split, code) for split in found if (code := split_code(split))]
+    coded = [(split, code) for split in splits if (code := split_code(split))]
     if 1 not in [code for _, code in coded]:
-        raise DataError(f"{name}", expected="a train split", got=", ".join(found), hint=hint)
+        raise DataError(f"{name}", expected="a train split", got=", ".join(splits), hint=hint)
     cells, labels, codes, names = [], [], [], tuple[str, ...]()
     for split, code in coded:
-        table = found[split]
+        table = splits[split]
         images = [column for column, kind in table.features.items() if isinstance(kind, datasets.Image)]
         classes = [column for column, kind in table.features.items() if isinstance(kind, datasets.ClassLabel)]
         if not images or not classes:

@@ -1,6 +1,6 @@
 """Draw the small Fashion-MNIST that the package ships, from the whole data set in the Hub's parquet layout.
 
-    python -m lab.data.make_subset --from DIR --out DIR
+    python -m protofleet.lab.data.make_subset --from DIR --out DIR
 
 `DIR` holds `train.parquet` and `test.parquet` with the columns `image` (struct of PNG `bytes` and `path`) and `label`
 (int64), class names in the schema's `huggingface` metadata. What is drawn keeps that layout, those very PNG bytes and
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from contract.errors import DataError, ProtofleetError
+from protofleet.contract.errors import DataError, ProtofleetError
 
 if TYPE_CHECKING:
     import pyarrow

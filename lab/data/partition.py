@@ -1,20 +1,20 @@
-"""Who holds what: one data set → index arrays, one for each client.
+"""Divides a data set over clients: one index array for each client.
 
 The general schemes are those of `flwr-datasets`: `iid`, `dirichlet` (each class is spread over the clients by a draw
-from Dir(α)), `pathological` (each client holds a fixed number of classes). A draw that leaves a client with fewer than
-`min_classes` cannot train a classifier there, and is drawn again with the next seed; so is one that leaves a client
-with fewer than `min_client_samples`.
+from Dir(α)), `pathological` (each client holds a fixed number of classes). A client needs `min_classes` classes to
+train a classifier, and `min_client_samples` samples. A draw that leaves a client with fewer is repeated with the next
+seed.
 
-`shots` is FedProto's n-way k-shot: each client draws a number of classes within `ways` ± `ways_spread`, those classes,
-and `shots` samples of each that no other client has. `only` thins the whole out first: FedPR's 2,000 samples in all.
-`hold_back` sets a part of each client's samples aside as its own test; `unlabel` hides most of its labels.
+    shots       FedProto's n-way k-shot: each client draws a number of classes within `ways` ± `ways_spread`, then the
+                classes, then `shots` samples of each that no other client has
+    quantity    skew of the sizes alone, as in Li et al., ICDE 2022
+    source      shift of the features: the clients are assigned to the data sets of `--data A+B` in turn, and each
+                holds an even part of its set
+    uneven      a Dirichlet draw; each client drops classes with fewer than `min_samples` examples, and its rarest class
+                if it still holds all, so that no client has all classes; dropped samples are unused
 
-`quantity` is skew of sizes alone, as in Li et al., ICDE 2022. `source` is shift of features: clients are dealt to the
-data sets of `--data A+B` in turn, and each holds an even part of its own.
-
-`uneven` is a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
-examples of, and, should it still hold every class, its rarest one: so no device has all classes. What is dropped is
-left unused.
+`only` thins out the whole set first, for example to FedPR's 2,000 samples. `hold_back` sets a part of each client's
+samples aside as its own test. `unlabel` hides most of its labels.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError, UsageError, near_names
-from edge_client.data import UNLABELLED
+from protofleet.contract.errors import DataError, UsageError, near_names
+from protofleet.edge_client.data import UNLABELLED
 
 __all__ = ["PARTITIONS", "Partition", "hold_back", "partition", "unlabel"]
 
@@ -140,8 +140,8 @@ def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]
     if not share:
         return part, part[:0]
     shuffled = np.random.default_rng(seed).permutation(part)
-    held = min(round(share * len(part)), len(part) - 1)
-    return shuffled[held:], shuffled[:held]
+    count = min(round(share * len(part)), len(part) - 1)
+    return shuffled[count:], shuffled[:count]
 
 
 def unlabel(labels: NDArray[np.int64], rate: float, seed: int) -> NDArray[np.int64]:

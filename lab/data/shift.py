@@ -1,8 +1,9 @@
-"""Feature shift: each client's images as another camera would see them, with the classes as they are.
+"""Feature shift: each client's images look as from another camera. The classes stay the same.
 
-Client n has the corruption n of the list, and begins again after the last; the first is none. The kinds and the five
-severities are after Hendrycks and Dietterich, ICLR 2019, made with Pillow and numpy; their constants are for large
-photos, these for any size. A client's own test is shifted as its training images are; the test set is not.
+Client n gets corruption n of the list, which is repeated after its end. The first corruption is none. The kinds and the
+five severities follow Hendrycks and Dietterich, ICLR 2019. They are made with Pillow and numpy. Their constants are for
+large photos; the constants here fit any size. A client's own test is shifted like its training images. The test set is
+not.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
-from contract.errors import UsageError, near_names
-from edge_client.data import LocalData
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.edge_client.data import LocalData
 
 __all__ = ["CORRUPTIONS", "SHIFTS", "check_shift", "shifted"]
 
@@ -93,5 +94,5 @@ def shifted(data: LocalData, client: int, severity: int, seed: int) -> LocalData
 def _changed(image: Images, change: Change, severity: int, rng: np.random.Generator) -> Images:
     """One image; Pillow's grey ones have no channel axis."""
     grey = image.shape[2] == 1
-    found = change(Image.fromarray(image[:, :, 0] if grey else image), severity, rng)
-    return np.asarray(found, np.uint8).reshape(image.shape)
+    changed = change(Image.fromarray(image[:, :, 0] if grey else image), severity, rng)
+    return np.asarray(changed, np.uint8).reshape(image.shape)

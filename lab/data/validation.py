@@ -1,11 +1,11 @@
-"""A validation split: what settings are chosen by, so that no choice has seen what is published.
+"""A validation split for the choice of settings, so that no choice depends on the published test images.
 
-The test images are left out of it altogether. Their place takes a tenth of the training images, the same share of every
-class, drawn by one generator whatever the seed of the run; clients divide the others. Of a client's own samples its own
-test is taken away first, as in any run, and then as large a share of what is left, which is scored.
-
-Where nobody is asked about test images no tenth is taken out: clients are divided as in the run that is stood in for,
-and each keeps exactly that run's test away.
+- The test images are not used at all. A tenth of the training images takes their place, the same share of every class.
+  One generator draws it, whatever the seed of the run. The clients divide the other training images.
+- From a client's samples its own test is taken away first, as in any run. Then an equal share of the rest is taken away
+  and scored.
+- A run without test images takes no tenth out. Its clients are divided as in the original run, and each leaves out
+  exactly that run's test.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from edge_client.data.splits import held_out
-from lab.data.datasets import DataSet, take
-from lab.data.partition import Indices, hold_back
+from protofleet.edge_client.data.splits import held_out
+from protofleet.lab.data.datasets import DataSet, take
+from protofleet.lab.data.partition import Indices, hold_back
 
 __all__ = ["SHARE", "hold_back_for_validation", "validation_split"]
 
@@ -26,14 +26,14 @@ _AGAIN = 2_000_003  # far from the seed of a client's own test
 
 @lru_cache(maxsize=2)
 def validation_split(data: DataSet, *, ask: bool = True) -> DataSet:
-    """The data set with a tenth of its training images as its test, or, without `ask`, with none; its test split is not
-    looked at."""
-    held = held_out(data.train.y, SHARE if ask else 0.0, _SEED)
-    sources = None if data.sources is None else data.sources[~held]
-    return replace(data, train=take(data.train, ~held), test=take(data.train, held), sources=sources)
+    """The data set with a tenth of its training images as its test, or without `ask` with no test. Its own test split
+    is not used."""
+    mask = held_out(data.train.y, SHARE if ask else 0.0, _SEED)
+    sources = None if data.sources is None else data.sources[~mask]
+    return replace(data, train=take(data.train, ~mask), test=take(data.train, mask), sources=sources)
 
 
 def hold_back_for_validation(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
-    """As `hold_back`, of what it would leave for training: what a client trains on, and what is scored."""
+    """Apply `hold_back` twice: the samples that a client trains on, and the samples that are scored."""
     kept, _ = hold_back(part, share, seed)
     return hold_back(kept, share, seed + _AGAIN)

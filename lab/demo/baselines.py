@@ -1,15 +1,15 @@
-"""What a demo's run amounts to: the fleet's own records, and the baselines beside it.
+"""The results of a demo's run: the fleet's own records, and the baselines.
 
-The figures come from what the processes wrote and sent: each device's `history.jsonl` and `--json`, the aggregator's
-`--json`, and the head as it stands retained on the broker. Three baselines are computed here (docs/accuracy.md):
+The fleet's figures come from its processes: each device's `history.jsonl` and `--json`, the aggregator's `--json`, and
+the head that the broker retains. Three baselines are computed here (docs/accuracy.md):
 
-- *public images alone*: ridge regression on the public images' features. What whoever made the bundle could answer;
-- *a device alone*: the same devices from the same bundles, with the same seeds and the same number of epochs, and no
-  word from the others (for a method that trains nothing, each device is a fleet of its own);
-- *pooled ridge*: all devices' features in one matrix, and ridge regression solved on it directly. It is the ceiling of
-  FFC, and what FFC must equal.
+- *public images alone*: ridge regression on the public images' features. The maker of the bundle could answer this.
+- *a device alone*: the same devices from the same bundles, with the same seeds and the same number of epochs, without
+  the others. For a method that trains nothing, each device is a fleet of its own.
+- *pooled ridge*: ridge regression on all devices' features in one matrix. It is the ceiling of FFC, and FFC must equal
+  it.
 
-A fourth, *bundle as shipped*, each device says itself, in its log and its history.
+Each device reports a fourth one itself, *bundle as shipped*, in its log and its history.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract import topics
-from contract.bundle import Bundle, Manifest
-from contract.errors import LinkError
-from contract.link import Address, Link, Received
-from contract.messages import GlobalPart
-from contract.methods import closing_method, method
-from contract.methods.ffc import ridge_of
-from contract.ridge import Ridge, solve
-from contract.sphere import unit_rows
-from contract.state import GlobalCollector
-from contract.statistics import FeatureGram
-from contract.wire import decode
-from edge_client.data import LocalData
-from edge_client.evaluate import Evaluation
-from edge_client.extractor import Extractor
-from edge_client.knowledge import Knowledge
-from edge_client.predictor import Predictor
-from lab.demo.story import Images
-from lab.engine.deployed import Course, RoundRecord, local_only, simulate
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.errors import LinkError
+from protofleet.contract.heads.ridge import Ridge, solve
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods import closing_method, method
+from protofleet.contract.methods.ffc import ridge_of
+from protofleet.contract.mqtt.link import Address, Link, Received
+from protofleet.contract.sums.statistics import FeatureGram
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import decode
+from protofleet.contract.wire.global_state import GlobalCollector
+from protofleet.contract.wire.messages import GlobalPart
+from protofleet.edge_client.answers.knowledge import Knowledge
+from protofleet.edge_client.answers.predictor import Predictor
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.device.evaluation import Evaluation
+from protofleet.edge_client.training.extractor import Extractor
+from protofleet.lab.demo.story import Images
+from protofleet.lab.engine.deployed import Course, RoundRecord, local_only, simulate
 
 __all__ = [
     "Beside",
@@ -62,7 +62,7 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What the processes wrote and sent.
+    """The output of the processes.
 
     Attributes:
         aggregate: the aggregator's `--json`.
@@ -79,11 +79,11 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The head that came over the air, beside the pooled solution.
+    """The received head compared with the pooled solution.
 
     Attributes:
         relative_error: ‖W − W*‖_F / ‖W*‖_F.
-        equal_predictions: on how many test images both answer the same.
+        equal_predictions: number of test images with the same answer from both.
         answers: of the pooled head on the test images, (N,).
     """
 
@@ -94,11 +94,11 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A few test images and what was answered about them.
+    """A few test images and the answers about them.
 
     Attributes:
-        rows: of the test images.
-        public, alone, fleet: class numbers, one for each.
+        rows: rows of the test images.
+        public, alone, fleet: answered class numbers, one for each image.
     """
 
     rows: NDArray[np.int64]
@@ -112,12 +112,11 @@ class Beside:
     """The baselines.
 
     Attributes:
-        public: (devices, N) what the public images alone answer on the test images, over each device's backbone.
+        public: (devices, N) answers to the test images by the public images alone, over each device's backbone.
         pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
         records: local-only rounds; empty for a method that trains nothing.
-        alone: each device's evaluation without the others; `Method.alone_way` says which of its answers
-        counts.
-        shown: what the first device answers about a few images, alone and with the fleet.
+        alone: each device's evaluation without the others. `Method.alone_way` names the answer that counts.
+        shown: the first device's answers about a few images, alone and with the fleet.
     """
 
     public: NDArray[np.int64]
@@ -128,7 +127,7 @@ class Beside:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """A device's rounds in order; of a round that stands there twice, the last line."""
+    """A device's rounds in order. Of a repeated round the last line counts."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     rounds = {(line["round"], line["method"]): line for line in lines}
     return [rounds[key] for key in sorted(rounds)]
@@ -138,7 +137,7 @@ def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: fl
     """The head (C, D) as any device receives it: from the retained global state on the broker.
 
     Raises:
-        LinkError: when there is none in time.
+        LinkError: no head arrives in time.
     """
     collector, deadline = GlobalCollector(), time.monotonic() + patience_s
     link = Link(Address.parse(broker), f"pf-{fleet}-observer", subscriptions=[topics.global_all(fleet)]).open()
@@ -160,7 +159,7 @@ def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: fl
 
 
 def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge: Ridge) -> Float64:
-    """Ridge regression of one-hot labels on unit features, directly: W (C, D).
+    """Direct ridge regression of one-hot labels on unit features: W (C, D).
 
     Args:
         features: (N, D) float64.
@@ -177,7 +176,7 @@ def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge
 
 
 def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, ridge: Ridge) -> Comparison:
-    """Solve the pooled problem over the bundle's extractor and set `head` beside it."""
+    """Solve the pooled problem over the bundle's extractor, and compare `head` with it."""
     extractor = Extractor(bundle, bundle.params)
     pooled = np.concatenate([extractor.features(share.x) for share in shares]).astype(np.float64)
     labels = np.concatenate([share.y for share in shares])
@@ -189,10 +188,12 @@ def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: Lo
 
 
 def public_answers(bundle: Bundle, images: Images) -> NDArray[np.int64]:
-    """What the public images alone teach: class numbers (N,) of the test images, always of a class that they show."""
+    """Answers (N,) to the test images by the public images alone, which know only their own classes."""
     extractor = Extractor(bundle, bundle.params)
-    seen, asked = (unit_rows(extractor.features(part.x).astype(np.float64)) for part in (images.public, images.test))
-    sums = FeatureGram.of(seen, images.public.y, images.classes)
+    features, asked = (
+        unit_rows(extractor.features(part.x).astype(np.float64)) for part in (images.public, images.test)
+    )
+    sums = FeatureGram.of(features, images.public.y, images.classes)
     head = solve(sums.matrix, sums.cross, sums.counts, "auto").weights  # (C, D)
     return np.asarray(np.where(sums.counts > 0, asked @ head.T, -np.inf).argmax(axis=1), dtype=np.int64)
 
@@ -208,18 +209,18 @@ def baselines(
     *,
     on_round: Callable[[int], None],
 ) -> Beside:
-    """All of them.
+    """Compute all baselines.
 
     Args:
-        bundles: each device's.
-        states: each device's state directory, as it was left.
-        on_round: called with the rounds that local training has done.
+        bundles: the bundle of each device.
+        states: the state directory of each device after its run.
+        on_round: called with the number of rounds that local training has done.
     """
     bundle, test, row = bundles[0], images.test, method(bundles[0].manifest.method)
-    ridge = ridge_of(closing_method().settled_in(bundle.manifest.hyper))
+    ridge = ridge_of(closing_method().resolved_in(bundle.manifest.hyper))
     pooled = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
-    answers = {each.sha256: public_answers(each, images) for each in bundles}
-    public = np.stack([answers[each.sha256] for each in bundles])
+    answers = {one.sha256: public_answers(one, images) for one in bundles}
+    public = np.stack([answers[one.sha256] for one in bundles])
     if row.trains:
         local = local_only(
             bundles,
@@ -235,15 +236,15 @@ def baselines(
     else:
         course = Course(rounds=1, calibrate=False)
         fleets_of_one = [simulate(bundle, [share], test, course) for share in shares]
-        records, alone = [], [each.evaluations[0] for each in fleets_of_one]
+        records, alone = [], [one.evaluations[0] for one in fleets_of_one]
         knowledge = Knowledge(state=fleets_of_one[0].state)
     way = closing_method().way if evidence.head is not None else row.way
     return Beside(public, pooled, records, alone, _shown(bundle, knowledge, states[0], public[0], images, way))
 
 
 def _shown(bundle: Bundle, alone: Knowledge, state: Path, public: NDArray[np.int64], images: Images, way: str) -> Shown:
-    """The first test image of each class, asked of the first device: of what it would know alone, and, as `protofleet
-    predict --state` asks, of what it has on its disk."""
+    """The first device's answers to the first test image of each class: alone, and with its state directory, as
+    `protofleet predict --state` answers."""
     rows = np.array([int(np.flatnonzero(images.test.y == number)[0]) for number in np.unique(images.test.y)])
     own = Predictor(bundle, alone, way=method(bundle.manifest.method).alone_way(bundle.manifest.head))
     _, kept, _ = Knowledge.of_state(state)

@@ -1,10 +1,13 @@
 """Become another `protofleet` command that ends when its parent does, however the parent ends.
 
-    python -m lab.demo.child_process PARENT_PID COMMAND [OPTIONS]
+    python -m protofleet.lab.demo.child_process PARENT_PID COMMAND [OPTIONS]
 
-The demo starts its broker, aggregator and devices through this. Linux is asked to kill this process when the parent
-dies (PR_SET_PDEATHSIG, which survives `execv`); then the command takes this process over. So even `kill -9` on the
-demo leaves nothing behind, and what is measured of the process is the command's own.
+The demo starts its broker, aggregator and devices through this module:
+
+1. The process asks Linux to kill it when its parent dies (PR_SET_PDEATHSIG, which survives `execv`).
+2. The command takes the process over.
+
+So even `kill -9` on the demo leaves no process behind. And measurements of the process are those of the command.
 """
 
 from __future__ import annotations

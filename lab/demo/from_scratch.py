@@ -1,11 +1,11 @@
-"""A bundle that is made in the demo: pretraining and export. Needs the extras of the workstation, torch before all.
+"""Makes a bundle in the demo: pretraining and export. It needs the workstation's extras, above all torch.
 
 1. The shared backbone, or each of several, is pretrained in torch on the public images (`lab/demo/story.py`). Four
-   fifths train it, one fifth says how well it does. That is how the backbone was obtained: manifest and report say so.
-2. It is exported into a bundle, as `protofleet export` would.
+   fifths train it, one fifth measures it. The manifest and the report state this origin.
+2. It is exported into a bundle, as by `protofleet export`.
 
-`recipe` holds the settings of each method (`Method.first_run`). They were chosen on Fashion-MNIST training images that
-are in neither split of the shipped subset; the test images played no part.
+`recipe` gives the settings of each method (`Method.first_run`). They were chosen on Fashion-MNIST training images that
+are in neither split of the shipped subset. The test images played no part.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from contract.bundle import read_bundle
-from contract.errors import UsageError
-from contract.methods import DEFAULT, Value, method
-from edge_client.data import LocalData
-from export.backbones import build_backbone
-from export.build import build_bundle
-from lab.data.datasets import DataSet, take
-from lab.data.make_subset import draw_balanced
-from lab.demo.story import Images, Prepared, public_classes, rows_of
-from lab.engine.local_training import EagerModel, save_weights, train_eager
-from lab.reporting.progress import Stage
+from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import DEFAULT, Value, method
+from protofleet.edge_client.data import LocalData
+from protofleet.export.backbones.backbone import build_backbone
+from protofleet.export.bundles.build import build_bundle
+from protofleet.lab.data.datasets import DataSet, channel_statistics, take
+from protofleet.lab.data.make_subset import draw_balanced
+from protofleet.lab.demo.story import Images, Prepared, public_classes, rows_of
+from protofleet.lab.reporting.progress import Stage
+from protofleet.lab.training.local_training import EagerModel, save_weights, train_eager
 
-__all__ = ["BATCH", "Recipe", "channel_statistics", "divided", "export_shared", "prepare", "pretrain", "recipe"]
+__all__ = ["BATCH", "Recipe", "divided", "export_shared", "prepare", "pretrain", "recipe"]
 
 BATCH = 16  # a board's peak memory grows with it
 _VALIDATION_SHARE = 5
@@ -37,12 +36,12 @@ _VALIDATION_SHARE = 5
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the demo runs a method.
+    """The demo's settings for a method.
 
     Attributes:
-        objective: of the public pretraining.
-        frozen: whether its head is.
-        pretraining: hyper-parameters of it.
+        objective: objective of the public pretraining.
+        frozen: whether its head is frozen.
+        pretraining: hyper-parameters of the pretraining.
         hyper: the bundle's hyper-parameters that differ from the method's defaults.
     """
 
@@ -57,23 +56,23 @@ _SQUARED_ERROR = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a method: a backbone whose head is frozen is pretrained against it, others by cross-entropy.
+    """The recipe of a method. A backbone with a frozen head is pretrained against it, others by cross-entropy.
 
     Raises:
-        MethodError: when there is no such method.
+        MethodError: there is no such method.
     """
-    found = method(name)
-    frozen = found.heads[0] == "frozen"
-    objective = found.objective if frozen else method(DEFAULT).objective
+    named = method(name)
+    frozen = named.heads[0] == "frozen"
+    objective = named.objective if frozen else method(DEFAULT).objective
     pretraining = _SQUARED_ERROR if frozen else _CROSS_ENTROPY
-    return Recipe(str(objective), frozen, pretraining, found.first_run)
+    return Recipe(str(objective), frozen, pretraining, named.first_run)
 
 
 def divided(data: DataSet, *, seed: int) -> Images:
-    """A data set as the demo's images.
+    """A data set, divided into the demo's images.
 
     Raises:
-        DataError: when it has too few images or classes.
+        DataError: the set has too few images or classes.
     """
     public, dealt = rows_of(data.train.y, data.classes, seed, data.name)
     unused = len(data.train) - len(public) - len(dealt)
@@ -83,25 +82,25 @@ def divided(data: DataSet, *, seed: int) -> Images:
 def prepare(
     backbones: Sequence[str], images: Images, name: str, out: Path, *, seed: int, shown: Stage
 ) -> list[Prepared]:
-    """What each device starts from, in the devices' order; devices with one backbone share one bundle.
+    """The bundle of each device, in their order. Devices with the same backbone share one bundle.
 
     Args:
-        backbones: each device's.
-        name: of the method.
+        backbones: the backbone of each device.
+        name: name of the method.
 
     Raises:
         UsageError: an unknown backbone, or several whose features differ in width.
     """
     distinct = list(dict.fromkeys(backbones))
-    widths = {each: build_backbone(each, images.input_shape, seed=seed)[1] for each in distinct}
+    widths = {backbone: build_backbone(backbone, images.input_shape, seed=seed)[1] for backbone in distinct}
     if len(set(widths.values())) > 1:
-        got = ", ".join(f"{each} {width}" for each, width in widths.items())
+        got = ", ".join(f"{backbone} {width}" for backbone, width in widths.items())
         raise UsageError("--backbone", expected="backbones of one feature width", got=got)
-    made = {}
-    for number, each in enumerate(distinct, start=1):
-        mark, which = (f"-{number}", f" ({each})") if len(distinct) > 1 else ("", "")
-        made[each] = _prepare_one(each, images, name, out, mark, which, seed, shown)
-    return [made[each] for each in backbones]
+    prepared = {}
+    for number, backbone in enumerate(distinct, start=1):
+        mark, which = (f"-{number}", f" ({backbone})") if len(distinct) > 1 else ("", "")
+        prepared[backbone] = _prepare_one(backbone, images, name, out, mark, which, seed, shown)
+    return [prepared[backbone] for backbone in backbones]
 
 
 def _prepare_one(
@@ -133,19 +132,22 @@ def pretrain(
     seed: int,
     on_epoch: Callable[[int, float], None],
 ) -> tuple[EagerModel, float]:
-    """Train a backbone with a head of so many classes on public images, which need not show all of them; returns it and
-    its accuracy on the fifth that it did not see."""
+    """Train a backbone with a head of `classes` classes on public images, which may show fewer classes.
+
+    Returns:
+        the backbone, and its accuracy on the fifth of the images that did not train it.
+    """
     mean, std = channel_statistics(public.x)
     height, width, channels = public.x.shape[1:]
     net, features = build_backbone(backbone, (height, width, channels), seed=seed)
     head = "frozen" if recipe.frozen else "local"
     model = EagerModel(net, classes=classes, features=features, mean=mean, std=std, head=head, seed=seed)
     fewest = int(np.unique(public.y, return_counts=True)[1].min())
-    held = draw_balanced(public.y, fewest // _VALIDATION_SHARE, np.random.default_rng(seed))
-    seen = take(public, np.setdiff1d(np.arange(len(public)), held))
+    validation_rows = draw_balanced(public.y, fewest // _VALIDATION_SHARE, np.random.default_rng(seed))
+    training = take(public, np.setdiff1d(np.arange(len(public)), validation_rows))
     train_eager(
         model,
-        seen,
+        training,
         recipe.objective,
         recipe.pretraining,
         epochs=int(recipe.pretraining["epochs"]),
@@ -154,15 +156,8 @@ def pretrain(
         seed=seed,
         on_epoch=on_epoch,
     )
-    unseen = take(public, held)
+    unseen = take(public, validation_rows)
     return model, float((model.predict(unseen.x) == unseen.y).mean())
-
-
-def channel_statistics(x: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x / 255 per channel, for images (N, H, W, c), rounded to four digits."""
-    scaled = x.reshape(-1, x.shape[-1]).astype(np.float64) / 255.0
-    mean, std = scaled.mean(axis=0), np.maximum(scaled.std(axis=0), 1e-3)
-    return tuple(round(float(v), 4) for v in mean), tuple(round(float(v), 4) for v in std)
 
 
 def export_shared(
@@ -181,8 +176,8 @@ def export_shared(
     """Export the pretrained backbone as a bundle of method `name` to `out`.
 
     Args:
-        weights: where the backbone's weights are written on the way.
-        by: who did it, for the provenance.
+        weights: file for the backbone's weights, written on the way.
+        by: the command, for the provenance.
     """
     save_weights(model, weights)
     known = [images.labels[number] for number in public_classes(images.classes)]

@@ -1,9 +1,8 @@
-"""The demo's processes: started with a log each, watched, and ended, all of them, whatever happens.
+"""The demo's processes: started with a log each, watched, and all ended, whatever happens.
 
-`Fleet` is a context manager. Each process runs one `protofleet` command, adds to `LOGS/NAME.log`, and stands in a
-session of its own, so that Ctrl-C in the terminal reaches only the demo, which then ends the others: SIGTERM first,
-SIGKILL for what is left after a few seconds. A process that the demo cannot end because the demo itself was killed
-ends through `lab.demo.child_process`.
+`Fleet` is a context manager. Each process runs one `protofleet` command, appends to `LOGS/NAME.log`, and has a session
+of its own. So Ctrl-C in the terminal reaches only the demo. The demo then ends the others: SIGTERM first, and SIGKILL
+for those left after a few seconds. If the demo itself is killed, `protofleet.lab.demo.child_process` ends them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
-from contract.errors import LinkError, UsageError
+from protofleet.contract.errors import LinkError, UsageError
 
 __all__ = ["Fleet", "free_port", "wait_for_port"]
 
@@ -31,9 +30,9 @@ class Fleet:
     """Named child processes.
 
     Args:
-        logs: directory for `NAME.log`; made if absent.
-        on_start: takes each command line.
-        extra: options that every command gets that lasts.
+        logs: directory for `NAME.log`; created if absent.
+        on_start: receives each command line.
+        extra: options for every lasting command.
     """
 
     def __init__(
@@ -44,12 +43,12 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start `protofleet COMMAND…` as `name`; one that was ended may be started again."""
+        """Start `protofleet COMMAND…` as `name`. A process that was ended may be started again."""
         self._launch(name, [*command, *self._extra])
 
-    def _launch(self, name: str, words: Sequence[str]) -> None:
-        self._on_start(f"protofleet {shlex.join(words)}")
-        argv = [sys.executable, "-m", "lab.demo.child_process", str(os.getpid()), *words]
+    def _launch(self, name: str, arguments: Sequence[str]) -> None:
+        self._on_start(f"protofleet {shlex.join(arguments)}")
+        argv = [sys.executable, "-m", "protofleet.lab.demo.child_process", str(os.getpid()), *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -57,10 +56,10 @@ class Fleet:
             )
 
     def run(self, name: str, command: Sequence[str], *, patience_s: float = 60.0) -> None:
-        """Run `protofleet COMMAND…` to its end, without the options that every lasting command gets.
+        """Run `protofleet COMMAND…` to its end, without the options of lasting commands.
 
         Raises:
-            LinkError: when it does not end well, or in time.
+            LinkError: the command fails, or does not end in time.
         """
         self._launch(name, command)
         try:
@@ -73,15 +72,15 @@ class Fleet:
         del self._processes[name]
 
     def runs(self, name: str) -> bool:
-        """Whether it was started, and not ended by us."""
+        """Whether the process was started and not ended by us."""
         return name in self._processes
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """Send a process a signal; nothing is done about one that is gone."""
+        """Send a signal to a process. An ended process is ignored."""
         self._processes[name].send_signal(number)
 
     def end(self, *names: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """End these processes, and forget them; SIGKILL for what is left after a few seconds."""
+        """End these processes and forget them. Those left after a few seconds get SIGKILL."""
         ending = [self._processes[name] for name in names]
         for process in ending:
             process.send_signal(how)
@@ -90,7 +89,7 @@ class Fleet:
             del self._processes[name]
 
     def log(self, name: str) -> Path:
-        """Where `name` writes what it says."""
+        """The log of `name`."""
         return self._logs / f"{name}.log"
 
     def pid(self, name: str) -> int:
@@ -98,10 +97,10 @@ class Fleet:
         return self._processes[name].pid
 
     def ended(self, name: str) -> bool:
-        """Whether `name` has ended well.
+        """Whether `name` has ended successfully.
 
         Raises:
-            LinkError: when it ended otherwise: one line with what it said last and where its log is.
+            LinkError: it failed. One line gives its last words and its log.
         """
         code = self._processes[name].poll()
         if code is not None and code != 0:
@@ -110,7 +109,7 @@ class Fleet:
         return code == 0
 
     def check(self, lasting: Sequence[str] = ()) -> None:
-        """Raise when some process has failed, or one of `lasting` has ended at all."""
+        """Raise if a process has failed, or if one of `lasting` has ended at all."""
         for name in self._processes:
             if self.ended(name) and name in lasting:
                 raise LinkError(f"{name} ended early", got=self._last_line(name), hint=f"its log {self.log(name)}")
@@ -125,7 +124,9 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the ending
         try:
             self.stop()
@@ -158,7 +159,7 @@ def wait_for_port(fleet: Fleet, name: str, port: int, *, patience_s: float = 20.
     """Return once `name` accepts connections on `port`.
 
     Raises:
-        LinkError: when it ends, or does not accept in time.
+        LinkError: the process ends, or does not accept in time.
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -172,10 +173,10 @@ def wait_for_port(fleet: Fleet, name: str, port: int, *, patience_s: float = 20.
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that is taken.
+    """Refuse a port that is in use.
 
     Raises:
-        UsageError: when nothing can listen there.
+        UsageError: no process can listen on the port.
     """
     try:
         with closing(socket.socket()) as probe:

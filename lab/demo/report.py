@@ -1,7 +1,7 @@
 """The demo's report: from `summary.json` to one HTML file that needs nothing else.
 
-`render_report` is a pure function of the summary, so a report can be drawn again from a summary of last month. The page
-is `report.html.j2` over the reports' base; no script, no font and no image comes from outside.
+`render_report` is a pure function of the summary, so a report can be made again from an old summary. The page is
+`report.html.j2` over the reports' base. It loads no script, font or image from outside.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contract.methods import method
-from hw_profiles.charts.bars import byte_bars
-from hw_profiles.charts.curves import Line, curves
-from hw_profiles.charts.grids import heatmap, holdings
-from hw_profiles.charts.strips import Row, strips
-from hw_profiles.reports.page import render_page
+from protofleet.contract.methods import method
+from protofleet.hw_profiles.charts.bars import byte_bars
+from protofleet.hw_profiles.charts.curves import Line, curves
+from protofleet.hw_profiles.charts.grids import heatmap, holdings
+from protofleet.hw_profiles.charts.strips import Row, strips
+from protofleet.hw_profiles.reports.page import render_page
 
 __all__ = ["render_report"]
 
@@ -110,8 +110,8 @@ def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 
 
 def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    there = {"federated": not method(s["method"]).closes_runs, "closing": _calibrated(s)}
-    return [way for way in _WAYS if there.get(way[0], True)]
+    available = {"federated": not method(s["method"]).closes_runs, "closing": _calibrated(s)}
+    return [way for way in _WAYS if available.get(way[0], True)]
 
 
 def _label(key: str, label: str, s: Mapping[str, Any]) -> str:
@@ -123,5 +123,5 @@ def _trains(s: Mapping[str, Any]) -> bool:
 
 
 def _calibrated(s: Mapping[str, Any]) -> bool:
-    """Whether there was an FFC round: not where devices have different backbones."""
+    """Whether there was an FFC round. There is none where devices have different backbones."""
     return s["closing_vs_pooled_ridge"] is not None

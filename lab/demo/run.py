@@ -1,13 +1,13 @@
 """`protofleet demo`: a fleet of processes answers what none of its devices could, on real images, over a real broker.
 
-1. Take the shipped bundle and images, which needs nothing but numpy (`lab/demo/shipped.py`). Whatever asks for another
-   bundle goes *from scratch*: load the data, pretrain the backbone on the public images, export it
-   (`lab/demo/from_scratch.py`). Several backbones are dealt to the devices in turn.
+1. Take the shipped bundle and images, which needs only numpy (`lab/demo/shipped.py`). If the options need another
+   bundle, go *from scratch*: load the data, pretrain the backbone on the public images, export it
+   (`lab/demo/from_scratch.py`). Several backbones are assigned to the devices in turn.
 2. Deal the devices' images: a few classes each (`lab/demo/story.py`).
-3. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
-   `--json` and each device's `history.jsonl` are all that is looked at.
+3. Start a broker, an aggregator and one client per device, each a process of its own. Follow them by the aggregator's
+   `--json` and each device's `history.jsonl` alone.
 4. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
-   there is no FFC round, and no head: sums of features only add up over one extractor.
+   there is no FFC round and no head, since sums of features only add up over one extractor.
 5. Compute the baselines: the public images alone, each device alone, and the pooled ridge solution that FFC must equal.
 6. Write `summary.json` and `report.html`.
 
@@ -27,19 +27,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from contract.errors import LinkError, UsageError
-from contract.methods import DEFAULT, method
-from edge_client.data import LocalData
-from export.backbone_names import check_backbone_name
-from hw_profiles.reports.page import check_pages
-from lab.demo.baselines import Evidence, baselines, read_history, received_head
-from lab.demo.ground import check_there, fresh_directory
-from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
-from lab.demo.report import render_report
-from lab.demo.shipped import BACKBONE, BUNDLE, DATA, METHOD, read_images, shipped_bundle
-from lab.demo.story import Images, Prepared, deal
-from lab.demo.summary import summarise_run
-from lab.reporting.progress import Part, Stage, stage
+from protofleet.contract.errors import LinkError, UsageError
+from protofleet.contract.methods import DEFAULT, method
+from protofleet.edge_client.data import LocalData
+from protofleet.export.backbones.backbone_names import check_backbone_name
+from protofleet.hw_profiles.reports.page import check_pages
+from protofleet.lab.demo.baselines import Evidence, baselines, read_history, received_head
+from protofleet.lab.demo.prerequisites import check_there, fresh_directory
+from protofleet.lab.demo.processes import Fleet, check_port, free_port, wait_for_port
+from protofleet.lab.demo.report import render_report
+from protofleet.lab.demo.shipped import BACKBONE, BUNDLE, DATA, METHOD, read_images, shipped_bundle
+from protofleet.lab.demo.story import Images, Prepared, deal
+from protofleet.lab.demo.summary import summarise_run
+from protofleet.lab.reporting.progress import Part, Stage, stage
 
 __all__ = ["Demo", "run_demo"]
 
@@ -54,11 +54,11 @@ class Demo:
     """The demo's options; see `protofleet demo --help`.
 
     Attributes:
-        rounds: None for what the method says.
-        port: of the broker; 0 for any free one.
-        backbone: one name, or several with commas between, dealt to the devices in turn.
+        rounds: None for the method's default.
+        port: port of the broker; 0 for any free one.
+        backbone: one name, or several, comma-separated, assigned to the devices in turn.
         verbose: print each command that is started, and start it with `-v`.
-        input_shape: (H, W, c) that images are resized to; None for their own.
+        input_shape: (H, W, c) to resize images to; None for their own shape.
         scratch: pretrain and export a bundle even where the shipped one would do.
     """
 
@@ -76,44 +76,44 @@ class Demo:
 
     @property
     def from_scratch(self) -> bool:
-        """Whether it needs a bundle of its own."""
+        """Whether the demo needs a bundle of its own."""
         asked = (self.method, self.data, self.backbone, self.input_shape)
         return self.scratch or asked != (METHOD, DATA, BACKBONE, None)
 
     @property
     def backbones(self) -> list[str]:
-        """Each device's."""
+        """The backbone of each device."""
         names = [name.strip() for name in self.backbone.split(",")]
         return [names[number % len(names)] for number in range(self.clients)]
 
     @property
     def calibrates(self) -> bool:
-        """Whether it ends with an FFC round."""
+        """Whether the demo ends with an FFC round."""
         return len(set(self.backbones)) == 1
 
     @property
     def closes(self) -> bool:
-        """Whether there is an FFC round at all: at the end, or as the method itself."""
+        """Whether there is an FFC round at all, at the end or as the method itself."""
         row = method(self.method)
         return self.calibrates and (row.trains or row.closes_runs)
 
     @property
     def own_rounds(self) -> int:
-        """Of the method."""
+        """Number of rounds of the method."""
         return method(self.method).rounds if self.rounds is None else self.rounds
 
     @property
     def rounds_in_all(self) -> int:
-        """The method's own, and FFC's."""
+        """Number of rounds of the method and of FFC."""
         return self.own_rounds + (self.calibrates and method(self.method).trains)
 
 
 def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
-    """Run it, write `summary.json` and `report.html` into `demo.out`, and return the summary.
+    """Run the demo, write `summary.json` and `report.html` into `demo.out`, and return the summary.
 
     Raises:
         UsageError, DataError: an option or the data cannot be used.
-        LinkError: a process ended early; the line names its log.
+        LinkError: a process ended early. The line names its log.
     """
     began, rounds = time.monotonic(), _check(demo)
     out = fresh_directory(demo.out)
@@ -144,7 +144,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
 
 
 def _check(demo: Demo) -> int:
-    """Every option, before anything is begun; returns the number of rounds."""
+    """Check every option before anything starts; returns the number of rounds."""
     rounds = demo.own_rounds
     for name in dict.fromkeys(demo.backbones):
         check_backbone_name(name)
@@ -171,7 +171,7 @@ def _check(demo: Demo) -> int:
 
 
 def _check_packages(demo: Demo) -> None:
-    """What the demo needs beyond the base install, before it has done anything."""
+    """Check for the packages beyond the base install, before anything starts."""
     check_pages()
     check_there("iotcore", "the demo's broker", "demo")
     for package in ("torch", "torchvision", "onnx", "onnxscript") if demo.from_scratch else ():
@@ -189,9 +189,9 @@ def _as_shipped(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepa
 
 
 def _from_scratch(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:
-    """Images of any data set, and a bundle for each backbone. What needs torch is loaded here, not above."""
-    from lab.data.datasets import load_dataset
-    from lab.demo.from_scratch import divided, prepare
+    """Images of any data set, and a bundle for each backbone. Only this function loads torch."""
+    from protofleet.lab.data.datasets import load_dataset
+    from protofleet.lab.demo.from_scratch import divided, prepare
 
     with shown.part("loading", "loading " + demo.data) as part:
         images = divided(load_dataset(demo.data, demo.input_shape, log=part.tell), seed=demo.seed)
@@ -209,7 +209,7 @@ def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], 
 def _run_fleet(
     demo: Demo, rounds: int, prepared: Sequence[Prepared], names: list[str], out: Path, shown: Stage
 ) -> Evidence:
-    """Steps 2 and 3: processes up, followed to their end, and down again."""
+    """Steps 2 and 3: start the processes, follow them to their end, and end them."""
     broker = f"mqtt://127.0.0.1:{demo.port or free_port()}"
     port = int(broker.rpartition(":")[2])
     ending = "" if demo.rounds_in_all == rounds else " and FFC"
@@ -255,13 +255,13 @@ def _client_options(out: Path, name: str) -> list[str]:
 
 
 def _follow(fleet: Fleet, names: Sequence[str], out: Path, part: Part) -> None:
-    """Return once every device and the aggregator have ended well."""
-    seen, moved_at = -1, time.monotonic()
+    """Return when every device and the aggregator have ended successfully."""
+    last_done, moved_at = -1, time.monotonic()
     while not all(fleet.ended(name) for name in (*names, "aggregator")):
         fleet.check(lasting=("broker",))
         done = sum(_lines(_history(out, name)) for name in names)
-        if done != seen:
-            seen, moved_at = done, time.monotonic()
+        if done != last_done:
+            last_done, moved_at = done, time.monotonic()
             part.at(done, f"{done} contributions settled")
         if time.monotonic() - moved_at > _STALL_S:
             raise LinkError(

@@ -1,4 +1,4 @@
-"""A few real test images with what was answered about them, as a page can show them: PNG in a summary's text."""
+"""A few real test images with the answers about them, for a page: PNG as text in a summary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lab.demo.baselines import Shown
-from lab.demo.story import Images
+from protofleet.lab.demo.baselines import Shown
+from protofleet.lab.demo.story import Images
 
 __all__ = ["png", "shown_images"]
 
@@ -20,12 +20,12 @@ _SIDE = 96  # larger ones are made smaller
 
 
 def shown_images(images: Images, shown: Shown) -> list[dict[str, Any]]:
-    """For each image its PNG in base64, its true class, whether that is new, and the three answers, by name."""
-    found = []
+    """For each image: its PNG in base64, its true class, whether that class is new, and the three answers."""
+    lines = []
     for row, *answers in list(zip(shown.rows, shown.public, shown.alone, shown.fleet, strict=True))[:_MOST]:
         true = int(images.test.y[row])
         public, alone, fleet = (images.labels[int(number)] for number in answers)
-        found.append(
+        lines.append(
             {
                 "png": png(images.test.x[row]),
                 "label": images.labels[true],
@@ -35,11 +35,11 @@ def shown_images(images: Images, shown: Shown) -> list[dict[str, Any]]:
                 "fleet": fleet,
             }
         )
-    return found
+    return lines
 
 
 def png(pixels: NDArray[np.uint8]) -> str:
-    """An image (H, W, c) as a PNG file in base64; of channels that no file has, the first."""
+    """An image (H, W, c) as a PNG file in base64. If PNG cannot hold its channels, the first one alone."""
     known = pixels if pixels.shape[2] in (3, 4) else pixels[:, :, 0]
     picture = Image.fromarray(np.ascontiguousarray(known))
     picture.thumbnail((_SIDE, _SIDE))

@@ -1,13 +1,13 @@
-"""The demo's story in images: what everybody knows beforehand, what each device sees, and what all are asked.
+"""The demo's images: the public ones, those of each device, and the test images.
 
 1. *Public* images show only every other class. The bundle's backbone is pretrained on them, and no device gets one.
-2. Each device *holds* a few classes, and every class is on some device. So nobody has ever seen all of them: neither
-   who made the bundle, nor any device.
-3. All are asked about the *test* images of all classes.
+2. Each device *holds* a few classes, and every class is on some device. So neither the maker of the bundle nor any
+   device has seen all classes.
+3. All devices are tested on the *test* images of all classes.
 
 The draw is balanced, and small enough that a demo takes seconds: at most `DEALT_PER_CLASS` images of each class are
 dealt, whatever the data set has. How many, and which classes are public, was chosen on Fashion-MNIST training images
-that are in neither split of the shipped subset (`benchmarks/demo_story.py`, decision 108).
+that are in neither split of the shipped subset (`benchmarks/heads/demo_story.py`, decision 108).
 
 Nothing here needs more than numpy: flwr-datasets, which divides data in the lab, would bring pandas and pyarrow into
 the demo's installation.
@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle
-from contract.errors import DataError
-from edge_client.data import LocalData
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.data import LocalData
 
 __all__ = [
     "DEALT_PER_CLASS",
@@ -47,11 +47,11 @@ class Images:
     """A data set, divided as the demo needs it.
 
     Attributes:
-        name: of the data set.
+        name: name of the data set.
         labels: C class names.
-        public: the images that the backbone is pretrained on, of `public_classes` only.
-        dealt: what the devices share.
-        test: of all classes.
+        public: images of `public_classes` for the pretraining of the backbone.
+        dealt: images that are divided over the devices.
+        test: test images of all classes.
         unused: training images that are neither public nor dealt.
     """
 
@@ -75,28 +75,28 @@ class Images:
 
     @property
     def new(self) -> NDArray[np.bool_]:
-        """(C,) which classes the public images do not show."""
+        """(C,) mask of the classes that the public images do not show."""
         return ~np.isin(np.arange(self.classes), public_classes(self.classes))
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a device starts from: a bundle, and where it lies."""
+    """A bundle for a device, and its path."""
 
     bundle: Bundle
     path: Path
 
 
 def public_classes(classes: int) -> NDArray[np.int64]:
-    """Every other class: the numbers of those that the public images show."""
+    """The class numbers that the public images show: every other class."""
     return np.arange(0, classes, 2)
 
 
 def rows_of(labels: NDArray[np.int64], classes: int, seed: int, name: str) -> tuple[NDArray[np.int64], ...]:
-    """Which training images are public and which are dealt: two rising arrays of indices into `labels` (N,).
+    """The public and the dealt training images: two rising arrays of indices into `labels` (N,).
 
     Raises:
-        DataError: when there are fewer than three classes, or too few images of one.
+        DataError: there are fewer than three classes, or too few images of one.
     """
     if classes < 3:
         raise DataError(name, expected="3 classes or more, since no device has all", got=classes)
@@ -114,27 +114,31 @@ def rows_of(labels: NDArray[np.int64], classes: int, seed: int, name: str) -> tu
 
 
 def held_classes(classes: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
-    """The classes that each device holds: as many for each, three of ten where that is enough for every class to be
-    somewhere, and never all of them."""
-    each = max(2, round(_HELD_SHARE * classes), -(-classes // devices))
-    each = min(each, classes - 1)
+    """The classes that each device holds.
+
+    All hold the same number: three of ten, or more where that is needed for every class to be on some device. It is
+    never all of them.
+    """
+    per_device = max(2, round(_HELD_SHARE * classes), -(-classes // devices))
+    per_device = min(per_device, classes - 1)
     order = np.random.default_rng(seed).permutation(classes)
-    around = np.resize(order, devices * each)  # (devices · each,) the order again and again
-    return [np.sort(part) for part in around.reshape(devices, each)]
+    around = np.resize(order, devices * per_device)  # (devices · each,) the order again and again
+    return [np.sort(part) for part in around.reshape(devices, per_device)]
 
 
 def deal(images: Images, devices: int, seed: int) -> list[LocalData]:
-    """Each device's images: every class is divided evenly over those that hold it; classes that nobody holds, which
-    happens with one device only, stay where they are.
+    """Each device's images. Every class is divided evenly over the devices that hold it.
+
+    With one device only, there are classes that no device holds. They are not dealt.
 
     Raises:
-        DataError: when a device would have no image of one of its classes.
+        DataError: a device would have no image of one of its classes.
     """
-    held = held_classes(images.classes, devices, seed)
+    held_by_device = held_classes(images.classes, devices, seed)
     rng = np.random.default_rng(seed)
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in held]
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in held_by_device]
     for number in range(images.classes):
-        owners = [device for device, numbers in enumerate(held) if number in numbers]
+        owners = [device for device, numbers in enumerate(held_by_device) if number in numbers]
         rows = rng.permutation(np.flatnonzero(images.dealt.y == number))
         if len(rows) < len(owners):
             raise DataError(

@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle, Manifest
-from contract.methods import Method, closing_method
-from contract.methods import method as method_row
-from edge_client.data import LocalData
-from edge_client.evaluate import Evaluation
-from lab.demo.baselines import Beside, Evidence
-from lab.demo.shown_images import shown_images
-from lab.demo.story import Images, Prepared
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.methods import Method, closing_method
+from protofleet.contract.methods import method as method_row
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.device.evaluation import Evaluation
+from protofleet.lab.demo.baselines import Beside, Evidence
+from protofleet.lab.demo.shown_images import shown_images
+from protofleet.lab.demo.story import Images, Prepared
 
 __all__ = ["SCHEMA", "summarise_run"]
 
@@ -75,7 +75,7 @@ def summarise_run(
         "accuracy": accuracy,
         "accuracy_std": deviation,
         "other_answers": _other_answers(devices),
-        **_uplink([each.bundle for each in prepared], row, histories, shares),
+        **_uplink([ready.bundle for ready in prepared], row, histories, shares),
         "device_peak_rss_bytes": max(device["peak_rss_bytes"] for device in devices),
         "contributions": {
             "sent": sum(device["sent"] for device in devices),
@@ -97,7 +97,7 @@ def summarise_run(
         "curves": _curves(devices, beside, row.alone_way(manifest.head)),
         "devices": devices,
         "confusion": _confusion(row, row.alone_way(manifest.head), evidence, beside),
-        "backbones": [_backbone(each, prepared.count(each)) for each in dict.fromkeys(prepared)],
+        "backbones": [_backbone(ready, prepared.count(ready)) for ready in dict.fromkeys(prepared)],
         "settings": _settings(manifest, seed, images),
         "machine": _machine(evidence),
     }
@@ -114,24 +114,24 @@ def fedavg_bytes(bundle: Bundle) -> int:
 def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared], images: Images) -> list[str]:
     """What a reader must know before quoting a figure."""
     several = len(prepared) > 1
-    found = [
-        f"The {each.bundle.manifest.backbone if several else 'shared'} backbone was {each.bundle.manifest.provenance}. "
-        "No weights were downloaded."
-        for each in prepared
+    lines = [
+        f"The {ready.bundle.manifest.backbone if several else 'shared'} backbone was "
+        f"{ready.bundle.manifest.provenance}. No weights were downloaded."
+        for ready in prepared
     ]
     if several:
-        found.append(
+        lines.append(
             "Devices have different backbones, so there is no FFC round: sums of features only add up over one "
             "extractor. FedAvg could not run here at all; its bytes are the mean over the devices' networks."
         )
     else:
-        found.append(
+        lines.append(
             "FFC and pooled ridge use the shared backbone as it was exported: Gram sums of differently trained "
             "networks cannot be added."
         )
-    found += _comparison(summary, row, prepared[0].bundle.manifest) if row.trains else []
+    lines += _comparison(summary, row, prepared[0].bundle.manifest) if row.trains else []
     return [
-        *found,
+        *lines,
         f"The story is made: every other class is public, and each device is dealt a few classes. {images.unused:,} "
         "training images were left unused, so that this takes seconds.",
         "One run, one seed, one small data set: differences of a point or two are within the spread.",
@@ -152,28 +152,28 @@ def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> 
         )
         first += f"it reaches {others['prototype_among_own']['own_classes']:.1%}"
         first += f", and the device's own head {others['head']['own_classes']:.1%}." if "head" in others else "."
-    found = [first, "Local only trains the same number of epochs, from the same weights, on the same batches."]
+    lines = [first, "Local only trains the same number of epochs, from the same weights, on the same batches."]
     if manifest.head == "local":
-        found[-1] += (
+        lines[-1] += (
             " The bundle's head starts untrained for both, so a device alone never learns to answer with a class that "
             "it has not seen."
         )
     if not row.shares:
-        found.append(
+        lines.append(
             f"In a round of {row.title} a device sends only that it took part, so until FFC it is local only. The "
             "paper averages weights in those rounds; here no weights travel, and the lab has the averaged method."
         )
     if "noise" in manifest.hyper:
         noise = float(manifest.hyper["noise"])
-        found.append(
+        lines.append(
             f"The Gaussian mechanism has noise multiplier {noise:g}."
             if noise
             else "The Gaussian mechanism is off (noise = 0): what was sent is not differentially private."
         )
     if "noise_multiplier" in manifest.hyper:
         multiplier = float(manifest.hyper["noise_multiplier"])
-        found.append(f"What a device sends carries Gaussian noise of multiplier {multiplier:g}.")
-    return found
+        lines.append(f"What a device sends carries Gaussian noise of multiplier {multiplier:g}.")
+    return lines
 
 
 def _device(
@@ -191,14 +191,14 @@ def _device(
     own = [line for line in history if line["method"] == row.name]
     closed = [line for line in history if line["method"] == closing_method().name]
     way, trained = row.way, own if row.trains else []
-    held = share.counts(manifest.classes) > 0
+    own_classes = share.counts(manifest.classes) > 0
     counts = {
         "public_alone": _counted(images, public),
         "local_only": alone.confusion[row.alone_way(manifest.head)],
         "federated": own[-1]["confusion"][way],
         "closing": closed[-1]["confusion"]["linear"] if closed else None,
     }
-    right = {name: _right(found, held, images.new) for name, found in counts.items()}
+    right = {name: _right(table, own_classes, images.new) for name, table in counts.items()}
     right["bundle_as_shipped"] = {"all_classes": (history[-1]["right"] or {}).get("shipped")}
     return {
         "id": name,
@@ -208,7 +208,7 @@ def _device(
         "extra": {part: dict(trained[-1]["accuracy"][part]) if trained else {} for part in _TOLD},
         "curve": [
             {"round": line["round"], "loss": line.get("loss")}
-            | {part: {"federated": _right(line["confusion"][way], held, images.new)[part]} for part in _PARTS}
+            | {part: {"federated": _right(line["confusion"][way], own_classes, images.new)[part]} for part in _PARTS}
             for line in trained
         ],
         "sent": client["contributions"]["sent"],
@@ -226,7 +226,7 @@ def _counted(images: Images, answers: NDArray[np.int64]) -> NDArray[np.int64]:
     return counts
 
 
-def _right(counts: Any, held: NDArray[np.bool_], new: NDArray[np.bool_]) -> dict[str, float]:
+def _right(counts: Any, own_classes: NDArray[np.bool_], new: NDArray[np.bool_]) -> dict[str, float]:
     """Which share of the test images is answered right, by part; nothing for a part without test images.
 
     Args:
@@ -235,7 +235,7 @@ def _right(counts: Any, held: NDArray[np.bool_], new: NDArray[np.bool_]) -> dict
     if counts is None:
         return {}
     table = np.asarray(counts)
-    parts = {"own_classes": held, "new_classes": new, "all_classes": np.ones(len(table), bool)}
+    parts = {"own_classes": own_classes, "new_classes": new, "all_classes": np.ones(len(table), bool)}
     asked = {part: int(table[rows].sum()) for part, rows in parts.items()}
     return {part: float(np.diag(table)[parts[part]].sum() / asked[part]) for part in parts if asked[part]}
 
@@ -280,13 +280,13 @@ def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> d
     """(C, C) counts summed over devices; the closing round's once, since it answers the same on every device."""
     closed = [line for line in evidence.histories[0] if line["method"] == closing_method().name]
     counts: NDArray[np.int64] = np.sum([evaluation.confusion[alone] for evaluation in beside.alone], axis=0)
-    found = {"local_only": counts.tolist()}
+    tables = {"local_only": counts.tolist()}
     if closed:
-        found["closing"] = closed[-1]["confusion"]["linear"]
+        tables["closing"] = closed[-1]["confusion"]["linear"]
     last = [[line for line in history if line["method"] == row.name][-1] for history in evidence.histories]
     answers: NDArray[np.int64] = np.sum([line["confusion"][row.way] for line in last], axis=0)
-    found["federated"] = answers.tolist()
-    return found
+    tables["federated"] = answers.tolist()
+    return tables
 
 
 def _uplink(
@@ -312,13 +312,13 @@ def _overhead(histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalD
     row = method_row(manifest.method)
     if row.statistic.has_triangle() or not row.statistic.row_fields():
         return None
-    width = row.row_width(row.settled_in(manifest.hyper), manifest.features)
+    width = row.row_width(row.resolved_in(manifest.hyper), manifest.features)
     numbers = row.statistic.numbers(manifest.classes, width) // manifest.classes
     overheads = []
     for history, share in zip(histories, shares, strict=True):
-        held = share.counts(manifest.classes)
-        count = next(size for size in (1, 2, 4, 8) if int(held.max()) < 2 ** (8 * size))
-        raw = int((held > 0).sum()) * (4 * numbers + count)
+        class_counts = share.counts(manifest.classes)
+        count = next(size for size in (1, 2, 4, 8) if int(class_counts.max()) < 2 ** (8 * size))
+        raw = int((class_counts > 0).sum()) * (4 * numbers + count)
         overheads += [line["uplink_bytes"] - raw for line in history if line["method"] == row.name]
     return max(overheads, default=None)
 

@@ -1,1 +1,1 @@
-"""One federation in one process: train, merge, evaluate, keep between rounds."""
+"""One federation in one process: train, merge, evaluate, and checkpoint between rounds."""

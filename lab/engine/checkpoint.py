@@ -1,11 +1,13 @@
-"""A run between two rounds in one file, so that an interrupted run goes on where it was and gives the same numbers.
+"""The state of a run between two rounds, in one file. An interrupted run continues from it and gives the same numbers.
 
-Everything random in the lab comes from (seed, device, round), so weights, global state and past records are all of it.
-The file is written beside its place and renamed, so that there is always a whole one. Writing takes at most about a
-twentieth of the time; a run loses what it did since the last write.
+The file holds weights, global state and past records. That is everything, since all random numbers in the lab come from
+(seed, device, round).
 
-What is kept is plain: numbers, strings, lists, dictionaries and tensors, read back without running anything from the
-file.
+Guarantees:
+
+- There is always a complete file: a new one is written beside it and then renamed.
+- Writing takes at most about a twentieth of the time. An interrupted run loses what it did since the last write.
+- The content is plain: numbers, strings, lists, dictionaries and tensors. Reading runs no code from the file.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from contract.errors import StoreError, UsageError
-from contract.files import whole_file
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.files.atomic_files import whole_file
 
 __all__ = ["Checkpoint", "Resumed", "after_round", "past_rounds"]
 
@@ -37,11 +39,11 @@ _Round = TypeVar("_Round", bound=_Record)
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run goes on from.
+    """The state that a run continues from.
 
     Attributes:
         records: fields of each past round's record.
-        state: what the engine gave to `keep`.
+        state: the state that the engine gave to `keep`.
     """
 
     records: list[dict[str, Any]]
@@ -50,12 +52,12 @@ class Resumed:
 
 @dataclass
 class Checkpoint:
-    """One run's file.
+    """The checkpoint file of one run.
 
     Attributes:
-        key: stands for the run's settings; a file with another key is refused.
+        key: identifies the run's settings. A file with another key is refused.
         seconds: wall time of the run before this process.
-        elapsed: and until now.
+        elapsed: wall time of the run until now.
     """
 
     path: Path
@@ -66,7 +68,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, path: Path, settings: object) -> Checkpoint:
-        """The file of a run that `settings`, which must have a full `repr`, describe."""
+        """The checkpoint of a run with these settings, whose `repr` must be complete."""
         return cls(path, hashlib.sha256(repr(settings).encode()).hexdigest()[:16])
 
     @property
@@ -74,10 +76,10 @@ class Checkpoint:
         return self.seconds + time.monotonic() - self._began
 
     def read(self) -> Resumed | None:
-        """What the file holds; None when there is none.
+        """The content of the file; None where there is no file.
 
         Raises:
-            UsageError: when it is no checkpoint, or one of other settings.
+            UsageError: the file is no checkpoint, or one of other settings.
         """
         import torch  # as late as can be: `lab/engine/deployed.py` also runs where there is none
 
@@ -95,20 +97,20 @@ class Checkpoint:
         return Resumed(kept["records"], kept["state"])
 
     def keep(self, records: Sequence[_Record], state: Callable[[], dict[str, Any]]) -> None:
-        """After a round: write, when it is time.
+        """Write the file after a round, if it is time.
 
         Args:
-            state: gives what the engine needs to go on; called only when it is time.
+            state: gives the engine's state; called only if it is time.
 
         Raises:
-            StoreError: when the disk refuses; the file before is then still there.
+            StoreError: the disk refuses. The previous file is then still there.
         """
         import torch
 
         began = time.monotonic()
         if began < max(self._next, self._began + _EVERY_S):
             return
-        plain = [{name: value for name, value in each.as_json().items() if name != "schema"} for each in records]
+        plain = [{name: value for name, value in record.as_json().items() if name != "schema"} for record in records]
         kept = {"schema": SCHEMA, "key": self.key, "seconds": self.elapsed, "records": plain, "state": state()}
         try:
             with whole_file(self.path) as file:
@@ -119,7 +121,7 @@ class Checkpoint:
         self._next = now + max(_EVERY_S, _SHARE * (now - began))
 
     def remove(self) -> None:
-        """The run is over."""
+        """Remove the file of a run that has ended."""
         self.path.unlink(missing_ok=True)
 
     def _refused(self, got: str) -> UsageError:
@@ -131,11 +133,12 @@ class Checkpoint:
 def past_rounds(
     checkpoint: Checkpoint | None, record: Callable[..., _Round], on_round: Callable[[_Round], None] | None
 ) -> tuple[list[_Round], dict[str, Any] | None]:
-    """The rounds of before an interruption, handed out again, and the engine's state after them; no round and None for
-    a run that begins.
+    """The rounds before an interruption, passed to `on_round` again, and the engine's state after them.
+
+    For a new run: no rounds, and None.
 
     Args:
-        record: makes a record of its fields.
+        record: makes a record from its fields.
 
     Raises:
         UsageError: as `Checkpoint.read`.
@@ -155,7 +158,7 @@ def after_round(
     state: Callable[[], dict[str, Any]],
     on_round: Callable[[_Round], None] | None,
 ) -> None:
-    """Keep the run when it is time, then hand out its last record, so that what is handed out is kept first."""
+    """Keep the run if it is time, then pass its last record to `on_round`, in this order."""
     if checkpoint is not None:
         checkpoint.keep(records, state)
     if on_round is not None:

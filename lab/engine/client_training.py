@@ -1,9 +1,11 @@
-"""A client's side of a federation that averages weights: what is done with its samples, wherever that is computed.
+"""The clients' side of a federation that averages weights: the tasks on their samples, in any process.
 
-A `Bench` is the site (`lab/engine/workers.py`): one network and all clients' samples. `Start` is what all clients of a
-round have in common, `Turn` what is one client's own, and the functions below are the tasks: to train, and to answer.
-They leave nothing behind that a later one could see: each puts into the network all that it needs. What comes and goes
-are tensors and arrays of the processor, wherever the network lies.
+- `Bench` is the site (`lab/workers/workers.py`): one network and all clients' samples.
+- `Start` holds the common values of a round's clients. `Turn` holds the values of one client.
+- The functions are the tasks: to train, and to answer.
+
+A task leaves no state that a later task could see: each loads all that it needs into the network. Inputs and results
+are tensors and arrays on the CPU, wherever the network lies.
 """
 
 from __future__ import annotations
@@ -16,37 +18,49 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from contract.answers import Answer
-from contract.methods import Value
-from contract.statistics import FeatureGram
-from edge_client.data import LocalData
-from edge_client.device import round_seed
-from export.weights import put_tensors
-from lab.algorithms import RULES
-from lab.algorithms.base import Algorithm, State
-from lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sgd
-from lab.engine.local_training import EagerModel, Fitted, train_eager
-from lab.engine.tally import Tally
+from protofleet.contract.heads.answers import Answer
+from protofleet.contract.methods import Value
+from protofleet.contract.sums.statistics import FeatureGram
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.device.device import round_seed
+from protofleet.export.backbones.weights import put_tensors
+from protofleet.lab.algorithms import RULES
+from protofleet.lab.algorithms.base import Algorithm, State
+from protofleet.lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sgd
+from protofleet.lab.engine.tally import Tally
+from protofleet.lab.training.local_training import EagerModel, Fitted, train_eager
 
-__all__ = ["Bench", "Left", "Start", "Turn", "ask", "ask_held", "gram_of", "moved", "personalise", "summarise", "train"]
+__all__ = [
+    "Bench",
+    "Left",
+    "Start",
+    "Turn",
+    "ask",
+    "ask_local_test",
+    "gram_of",
+    "moved",
+    "personalise",
+    "summarise",
+    "train",
+]
 
 Answers = dict[str, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What a round's clients have in common.
+    """The common values of a round's clients.
 
     Attributes:
-        number: of the round.
-        lr: of the clients.
-        centres: each model's shared weights.
-        fixed: what else the network holds: a head that the server moves, counts of batches.
+        number: number of the round.
+        lr: learning rate of the clients.
+        centres: the shared weights of each model.
+        fixed: all other tensors of the network: a head that the server moves, counts of batches.
         algorithm: the state of the algorithm.
         heads: further ways of answering.
-        asked: whether a model that was just trained is asked about its client's held-back samples.
-        fresh: whether it is also asked about the test images of its client's own classes.
-        personal: of `lab.engine.evaluation.PERSONAL`.
+        asked: whether a model is tested on its client's held-back samples right after training.
+        fresh: whether it is then also tested on the test images of its client's own classes.
+        personal: names from `protofleet.lab.engine.evaluation.PERSONAL`.
     """
 
     number: int
@@ -62,13 +76,13 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What is one client's own.
+    """The values of one client.
 
     Attributes:
-        centre: whose weights it starts from.
-        kept: tensors that stay with it.
-        told: what its rule tells it.
-        others: of clients that have the same model, itself among them.
+        centre: number of the model that it starts from.
+        kept: tensors that stay with the client.
+        told: what its rule sends to it.
+        others: all clients with the same model, this one included.
     """
 
     client: int
@@ -80,7 +94,7 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """What a client's training leaves: its weights, those it keeps, its statistic, and how it answered just then."""
+    """The result of a client's training: weights to send, weights it keeps, statistic, and test results."""
 
     state: State
     kept: State
@@ -90,17 +104,17 @@ class Left:
 
 
 class Bench:
-    """A network, and every client's samples.
+    """A network, and the samples of every client.
 
     Args:
-        shares, held: what each client trains on, and keeps for its own test.
-        test: images that every model is asked about.
-        hyper: settled.
+        shares, local_tests: each client's training samples, and its own test samples.
+        test: images that every model is tested on.
+        hyper: resolved hyper-parameters.
         batch: B.
-        run: 4 bytes; with a client's name and the round, the seed of what is random.
+        run: 4 bytes. With a client's name and the round they seed all random numbers.
 
     Attributes:
-        shared: names of the tensors that are averaged; of the others some are kept by each client.
+        shared: names of the tensors that are averaged.
     """
 
     def __init__(
@@ -112,11 +126,13 @@ class Bench:
         *,
         batch: int,
         run: bytes,
-        held: Sequence[LocalData] | None = None,
+        local_tests: Sequence[LocalData] | None = None,
         test: LocalData | None = None,
     ) -> None:
         self.model, self.shares, self.hyper, self.batch, self.run = model, shares, hyper, batch, run
-        self.held = held if held is not None else [LocalData(share.x[:0], share.y[:0]) for share in shares]
+        self.local_tests = (
+            local_tests if local_tests is not None else [LocalData(share.x[:0], share.y[:0]) for share in shares]
+        )
         self.test = test
         self.algorithm = algorithm(*model.head_weight.shape, hyper, len(shares))
         floats = model.floats()
@@ -126,14 +142,14 @@ class Bench:
         self._start: Start | None = None
 
     def load(self, start: Start, turn: Turn) -> None:
-        """Put the client's present weights into the network: its centre's, those it keeps, and what is fixed."""
+        """Load the client's present weights into the network: its centre's, its own, and the fixed ones."""
         if start is not self._start:
             self.algorithm.restore(start.algorithm)
             self._start = start
         put_tensors(self.model, {**start.fixed, **start.centres[turn.centre], **turn.kept})
 
     def fit(self, start: Start, turn: Turn) -> Fitted:
-        """Train the client's present model on its samples, in the network in place."""
+        """Train the client's present model on its samples, in place."""
         self.load(start, turn)
         return train_eager(
             self.model,
@@ -151,20 +167,20 @@ class Bench:
     def answers(
         self, x: NDArray[np.uint8], heads: Sequence[tuple[str, Answer]]
     ) -> tuple[Answers, NDArray[np.floating]]:
-        """Answers (N,) to images by the network as it stands, by way of answering, and the head's logits (N, C)."""
+        """The loaded network's answers (N,) by way of answering, and the head's logits (N, C)."""
         features = self.model.features(x)
         logits = self.model.logits(features)
         head = np.asarray(logits.argmax(axis=1), dtype=np.int64)
-        found = {"head": head, **self.algorithm.answers(features), **{way: answer(features) for way, answer in heads}}
+        answers = {"head": head, **self.algorithm.answers(features), **{way: answer(features) for way, answer in heads}}
         scale = self.model.head_scale
-        return found, logits if scale is None else logits * float(scale.detach())
+        return answers, logits if scale is None else logits * float(scale.detach())
 
-    def ask_held(self, client: int, part: str, tally: Tally, heads: Sequence[tuple[str, Answer]] = ()) -> None:
-        """Ask the network as it stands about the client's held-back samples."""
-        self._ask(self.held[client], part, tally, heads)
+    def ask_local_test(self, client: int, part: str, tally: Tally, heads: Sequence[tuple[str, Answer]] = ()) -> None:
+        """Test the loaded network on the client's held-back samples."""
+        self._ask(self.local_tests[client], part, tally, heads)
 
     def ask_own(self, client: int, part: str, tally: Tally) -> None:
-        """Ask the network as it stands about the test images of the client's own classes."""
+        """Test the loaded network on the test images of the client's own classes."""
         if self.test is not None:
             own = np.isin(self.test.y, np.unique(self.shares[client].labelled.y))
             self._ask(LocalData(self.test.x[own], self.test.y[own]), part, tally, ())
@@ -174,23 +190,23 @@ class Bench:
             return
         answers, logits = self.answers(data.x, heads)
         tally.add_error(part, "head", logits, data.y)
-        for way, found in answers.items():
-            tally.add(part, way, found, data.y)
+        for way, predicted in answers.items():
+            tally.add(part, way, predicted, data.y)
 
 
 def client_name(client: int) -> str:
-    """As devices are called."""
+    """The client's name, as devices are named."""
     return f"device-{client + 1}"
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with its tensors on that device, which dictionaries, lists and tuples may hold."""
+    """The value with its tensors moved to the device. They may be in dictionaries, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: moved(each, device) for name, each in value.items()}
+        return {name: moved(item, device) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(moved(each, device) for each in value)
+        return type(value)(moved(item, device) for item in value)
     return value
 
 
@@ -198,10 +214,10 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def train(bench: Bench, start: Start, turn: Turn) -> Left:
-    """A client's turn in a round."""
+    """Train one client in a round."""
     fitted, tally = bench.fit(start, turn), Tally()
     if start.asked:
-        bench.ask_held(turn.client, "trained", tally)
+        bench.ask_local_test(turn.client, "trained", tally)
     if start.fresh:
         bench.ask_own(turn.client, "fresh", tally)
     floats = bench.model.floats()
@@ -214,14 +230,14 @@ def train(bench: Bench, start: Start, turn: Turn) -> Left:
 
 
 def summarise(bench: Bench, start: Start, turn: Turn) -> Any:
-    """A client's statistic by the weights that it has just received."""
+    """A client's statistic, computed with the weights that it has just received."""
     bench.load(start, turn)
     rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
     return bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
 
 
 def ask(bench: Bench, start: Start, turn: Turn) -> Tally:
-    """A model's answers to the test images, for each of the clients that have it."""
+    """Test a model on the test images, once for each of the clients that have it."""
     bench.load(start, turn)
     tally, test = Tally(), bench.test
     if test is None or not len(test):
@@ -231,17 +247,17 @@ def ask(bench: Bench, start: Start, turn: Turn) -> Tally:
         own = np.isin(test.y, np.unique(bench.shares[client].labelled.y))
         tally.add_error("all_classes", "head", logits, test.y)
         tally.add_error("own_classes", "head", logits[own], test.y[own])
-        for way, found in answers.items():
-            tally.add("all_classes", way, found, test.y)
-            tally.add("own_classes", way, found[own], test.y[own])
+        for way, predicted in answers.items():
+            tally.add("all_classes", way, predicted, test.y)
+            tally.add("own_classes", way, predicted[own], test.y[own])
     return tally
 
 
-def ask_held(bench: Bench, start: Start, turn: Turn) -> Tally:
-    """A client's present model, asked about what the client has held back."""
+def ask_local_test(bench: Bench, start: Start, turn: Turn) -> Tally:
+    """Test a client's present model on the samples that the client has held back."""
     bench.load(start, turn)
     tally = Tally()
-    bench.ask_held(turn.client, "local_test", tally, start.heads)
+    bench.ask_local_test(turn.client, "local_test", tally, start.heads)
     return tally
 
 
@@ -253,26 +269,26 @@ def gram_of(bench: Bench, start: Start, turn: Turn) -> FeatureGram:
 
 
 def personalise(bench: Bench, start: Start, turn: Turn) -> Tally:
-    """Fit a client's model, or only its head, to its own samples once more, and ask about its held-back ones."""
+    """Fit a client's model, or only its head, to its own samples once more, and test it on its held-back ones."""
     hyper, classes, tally = bench.hyper, len(bench.model.head_weight), Tally()
-    share, held = bench.shares[turn.client].labelled, bench.held[turn.client]
+    share, local_test = bench.shares[turn.client].labelled, bench.local_tests[turn.client]
     bench.load(start, turn)
-    seen, asked = bench.model.features(share.x), bench.model.features(held.x)
+    features, asked = bench.model.features(share.x), bench.model.features(local_test.x)
     heads: dict[str, Answer] = {}
     if "head-sgd" in start.personal:
         lr, momentum, epochs = float(hyper["lr"]), float(hyper["momentum"]), int(hyper["epochs"])
         fitted = head_by_sgd(
-            bench.model, seen, share.y, lr=lr, momentum=momentum, epochs=epochs, seed=start.number + turn.client
+            bench.model, features, share.y, lr=lr, momentum=momentum, epochs=epochs, seed=start.number + turn.client
         )
         heads["head-sgd/head"] = fitted
     if "head-ffc" in start.personal:
-        heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, hyper)
+        heads["head-ffc/linear"] = head_by_ffc(features, share.y, classes, hyper)
     for way, head in heads.items():
-        tally.add("personal", way, head(asked), held.y)
+        tally.add("personal", way, head(asked), local_test.y)
     if "fit" in start.personal:
         bench.fit(start, turn)
-        answers, logits = bench.answers(held.x, ())
-        tally.add_error("personal", "fit/head", logits, held.y)
-        for way, found in answers.items():
-            tally.add("personal", f"fit/{way}", found, held.y)
+        answers, logits = bench.answers(local_test.x, ())
+        tally.add_error("personal", "fit/head", logits, local_test.y)
+        for way, predicted in answers.items():
+            tally.add("personal", f"fit/{way}", predicted, local_test.y)
     return tally

@@ -1,20 +1,24 @@
-"""A fleet in one process: the device's core and the aggregator's cores, joined by a function call instead of MQTT.
+"""A fleet in one process: the device's core and the aggregator's core, joined by function calls instead of MQTT.
 
-Every round goes the way it goes in the field:
+Every round runs as in the field:
 
-1. the aggregator's state machine opens it, and each device decides by itself whether it is sampled;
-2. a sampled device trains and summarises (`edge_client.device.Device`), and its contribution is encoded to the wire's
-   bytes, which are counted, and decoded again, so rounding to f32 or f16 is part of what is simulated;
-3. the contributions are merged by the rule (`contract.rules`) and become the next global state (`aggregator.state`);
-4. every device is asked about the test images.
+1. The aggregator's state machine opens it. Each device decides by itself whether it is sampled.
+2. A sampled device trains and summarises (`protofleet.edge_client.device.device.Device`). Its contribution is encoded
+   to the wire's bytes, which are counted, and decoded again. So rounding to f32 or f16 is simulated, too.
+3. The rule merges the contributions (`protofleet.contract.sums.merge_rules`). They become the next global state
+   (`protofleet.aggregator.merging.next_global`).
+4. Every device is tested on the test images.
 
-`local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
-state. What is simulated is what is deployed, except for time: devices take turns, or are spread over processes
-(`workers.py`), which makes no difference to what they send; and, asked to, torch computes the steps of
-their training in the place of their bundles' graphs (`torch_trainer.py`), which differs by rounding.
+`local_only` is the baseline: the same devices, seeds and number of epochs, without a global state.
 
-With a checkpoint (`lab/engine/checkpoint.py`) a run that was interrupted goes on after the last round that was kept:
-past rounds are opened and closed again without training, so that the state machine is where it was.
+Two things differ from a deployed fleet:
+
+- Time. Devices take turns, or run in several processes (`workers.py`). This does not change what they send.
+- On request torch computes the training steps instead of the bundles' graphs (`torch_trainer.py`). This differs by
+  rounding.
+
+With a checkpoint (`lab/engine/checkpoint.py`) an interrupted run continues after the last round that was kept. The past
+rounds are opened and closed again without training, which brings the state machine to its place.
 """
 
 from __future__ import annotations
@@ -27,24 +31,24 @@ from typing import Any
 
 import numpy as np
 
-from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
-from aggregator.state import next_global
-from contract.bundle import Bundle
-from contract.errors import UsageError
-from contract.messages import Announcement, ClassRows, Contribution, Encoding
-from contract.methods import method
-from contract.rules import Rule
-from contract.state import GlobalState
-from contract.statistics import Statistic
-from contract.wire import decode
-from edge_client.data import LocalData
-from edge_client.device import Device
-from edge_client.evaluate import Evaluation
-from edge_client.trainer import Weights
-from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
-from lab.engine.device_accuracy import class_accuracy, each_accuracy, mean_accuracy
-from lab.engine.device_turns import Back, Fleet, TorchSteps, Turn, evaluate, run_round
-from lab.engine.workers import OneProcess, Settled, Workers, in_order
+from protofleet.aggregator.merging.next_global import next_global
+from protofleet.aggregator.rounds.round_machine import Closed, Opened, Policy, Rounds, plan
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import method
+from protofleet.contract.sums.merge_rules import Rule
+from protofleet.contract.sums.statistics import Statistic
+from protofleet.contract.wire.codec import decode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Announcement, ClassRows, Contribution, Encoding
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.device.device import Device
+from protofleet.edge_client.device.evaluation import Evaluation
+from protofleet.edge_client.training.trainer import Weights
+from protofleet.lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from protofleet.lab.engine.device_accuracy import class_accuracy, each_accuracy, mean_accuracy
+from protofleet.lab.engine.device_turns import Back, Fleet, TorchSteps, Turn, evaluate, run_round
+from protofleet.lab.workers.workers import OneProcess, SiteWorkers, Workers, in_order
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "run_id", "simulate"]
 
@@ -53,15 +57,16 @@ SCHEMA = "protofleet.lab/1"
 
 @dataclass(frozen=True)
 class Course:
-    """How a federation runs.
+    """The course of a federation.
 
     Attributes:
-        rounds: of the bundle's own method.
-        calibrate: one FFC round after them.
-        fraction, seed: stateless sampling, see `contract.sampling`; the seed also fixes the run's id.
+        rounds: rounds of the bundle's own method.
+        calibrate: whether one FFC round follows.
+        fraction, seed: of the stateless sampling (`protofleet.contract.wire.sampling`). The seed also fixes the run id.
         min_samples: classes with fewer local examples are withheld.
-        encoding: of class rows on the wire; FFC's sums travel as f64, as the aggregator announces by default.
-        evaluate_every: rounds between two evaluations; the last round is always evaluated.
+        encoding: encoding of class rows on the wire.
+        sums_encoding: encoding of FFC's sums; f64 as the aggregator announces by default.
+        evaluate_every: rounds between two evaluations. The last round is always evaluated.
     """
 
     rounds: int = 5
@@ -77,18 +82,18 @@ class Course:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round as it is reported: a line of JSON.
+    """The report of one round: a line of JSON.
 
     Attributes:
-        participants: how many devices contributed, or trained alone.
-        loss: mean over the devices that trained; None where nothing is trained.
+        participants: number of devices that contributed, or trained alone.
+        loss: mean over the devices that trained; None where the method trains nothing.
         uplink_bytes: encoded bytes, mean over participants.
-        own_classes, all_classes: accuracy by way of answering, as fractions, mean over devices; empty when the round
-            was not evaluated.
+        own_classes, all_classes: accuracy by way of answering, as a fraction, mean over devices. Empty if the round was
+            not evaluated.
         clients: each device's accuracy, by `part/way`.
-        per_class: the share of each class's test images that were named right, over all devices, by `part/way`; None
-            for a class that has none.
-        calibration: expected calibration error of heads, mean over devices, by `part/way`; of averaged weights alone,
+        per_class: the share of right answers for each class's test images, over all devices, by `part/way`; None for a
+            class without test images.
+        calibration: expected calibration error of heads, mean over devices, by `part/way`. Only for averaged weights,
             since a device answers without probabilities.
     """
 
@@ -104,13 +109,13 @@ class RoundRecord:
     calibration: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The record as plain values."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a simulated run leaves: its records, the last global state, the devices, and their last evaluation."""
+    """The result of a simulated run: its records, the last global state, the devices, and their last evaluation."""
 
     records: list[RoundRecord]
     state: GlobalState
@@ -119,7 +124,7 @@ class Simulation:
 
     @property
     def devices(self) -> list[Device]:
-        """Every device, as the run has left it."""
+        """Every device, in its state after the run."""
         return self.fleet.devices
 
 
@@ -128,7 +133,7 @@ OnDevice = Callable[[int, int], None]
 
 
 def run_id(seed: int) -> bytes:
-    """A run's 4 bytes, from the seed."""
+    """The 4 bytes that identify a run, derived from the seed."""
     return hashlib.sha256(f"protofleet lab {seed}".encode()).digest()[:4]
 
 
@@ -141,50 +146,51 @@ def simulate(
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
-    held: Sequence[LocalData] | None = None,
+    local_tests: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
     torch: TorchSteps | None = None,
 ) -> Simulation:
-    """Run a federation of one device for each of `shares`; one without samples takes no part in it.
+    """Run a federation with one device for each of `shares`. A device without samples takes no part.
 
     Args:
-        bundle: every device's, or one for each device, which must be able to form one fleet (`contract.fleet`).
-        test: images that every device is asked about; of all classes.
-        on_round: called with each round's record, those of before an interruption, too.
-        on_device: called before each device's turn with the round and how many have had theirs.
-        held: each device's own test samples, for `lab.engine.personal_evaluation`.
-        workers: where devices train and answer; in this process when left out.
-        torch: how torch trains the devices; their bundles' graphs do when left out.
+        bundle: the bundle of every device, or one for each device. These must be able to form one fleet
+            (`protofleet.contract.bundle.fleet_compatibility`).
+        test: images of all classes that every device is tested on.
+        on_round: called with each round's record, also with those before an interruption.
+        on_device: called before each device's turn with the round and the number of turns done.
+        local_tests: each device's own test samples, for `protofleet.lab.engine.personal_evaluation`.
+        workers: where devices train and answer; None for this process.
+        torch: how torch trains the devices; None for their bundles' graphs.
 
     Raises:
-        MethodError: when training diverges.
-        UsageError: when the course has no round, or the checkpoint is not of this run.
+        MethodError: training diverges.
+        UsageError: the course has no round, or the checkpoint is of another run.
     """
     run = run_id(course.seed)
     names = _names(shares)
-    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held, torch)
-    there = _with_samples(fleet, shares)
+    fleet = Fleet(_each(bundle, shares), names, shares, test, run, local_tests, torch)
+    places = _with_samples(fleet, shares)
     bundle = fleet.bundle(0)
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
-    for place in there:
+    for place in places:
         machine.birth(names[place], names[place].encode(), 0.0)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
     state, gathered = _resume(kept, fleet, run), _Gathered()
-    _replay(machine, [names[place] for place in there], len(records))
+    _replay(machine, [names[place] for place in places], len(records))
     evaluations: list[Evaluation] = []
-    with (workers or OneProcess()).settle(fleet) as at:
+    with (workers or OneProcess()).at_site(fleet) as site:
         while (step := machine.advance(0.0)) is not None:
             if isinstance(step, Opened):
                 announcement = _announce(bundle, course, step, state)
-                sampled = [place for place in there if machine.is_sampled(names[place])]
-                gathered = _gather(at, fleet, sampled, announcement, state, on_device)
+                sampled = [place for place in places if machine.is_sampled(names[place])]
+                gathered = _gather(site, fleet, sampled, announcement, state, on_device)
                 for place in sampled:
                     machine.contributed(names[place])
             elif isinstance(step, Closed):
                 state = _close(step, gathered, state, course.rule, bundle)
                 due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
-                evaluations = _evaluate(at, fleet, there, state) if due else evaluations
+                evaluations = _evaluate(site, fleet, places, state) if due else evaluations
                 records.append(_record(step, gathered, evaluations if due else []))
                 after_round(records, checkpoint, partial(_plain, fleet, state), on_round)
     return Simulation(records, state, fleet, evaluations)
@@ -202,36 +208,36 @@ def local_only(
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
-    held: Sequence[LocalData] | None = None,
+    local_tests: Sequence[LocalData] | None = None,
     workers: Workers | None = None,
     torch: TorchSteps | None = None,
 ) -> Simulation:
-    """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
+    """The baseline: each device trains as in `rounds` rounds of the bundle's method, without the other devices.
 
     Args:
-        bundle: every device's, or one for each device.
-        run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
-            run makes both see the same batches.
+        bundle: the bundle of every device, or one for each device.
+        run: fixes the order of the samples, with a device's name and the round. With the id of a federated run both
+            see the same batches.
         names: the devices' ids; `device-1` and so on when None.
-        held, workers, torch: as of `simulate`.
+        local_tests, workers, torch: as for `simulate`.
 
     Raises:
-        UsageError: when the bundle does not train, or the checkpoint is not of this run.
+        UsageError: the bundle does not train, or the checkpoint is of another run.
     """
-    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held, torch)
-    there, first = _with_samples(fleet, shares), fleet.bundle(0)
+    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, local_tests, torch)
+    places, first = _with_samples(fleet, shares), fleet.bundle(0)
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
     state = _resume(kept, fleet, run)
     evaluations: list[Evaluation] = []
-    with (workers or OneProcess()).settle(fleet) as at:
+    with (workers or OneProcess()).at_site(fleet) as site:
         for number in range(len(records) + 1, rounds + 1):
             announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
-            backs = _turns(at, fleet, run_round, (announcement, None), there, on_device, number)
+            backs = _turns(site, fleet, run_round, (announcement, None), places, on_device, number)
             losses = [back.loss for back in backs if back.loss is not None]
             due = number == rounds or number % evaluate_every == 0
-            evaluations = _evaluate(at, fleet, there, None) if due else evaluations
+            evaluations = _evaluate(site, fleet, places, None) if due else evaluations
             records.append(_record(Closed(number, "local"), _Gathered([], losses, []), evaluations if due else []))
             after_round(records, checkpoint, partial(_plain, fleet, state), on_round)
     return Simulation(records, state, fleet, evaluations)
@@ -239,7 +245,7 @@ def local_only(
 
 @dataclass
 class _Gathered:
-    """What one round brought in."""
+    """What the devices sent in one round."""
 
     statistics: list[Statistic] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -247,13 +253,13 @@ class _Gathered:
 
 
 def _plain(fleet: Fleet, state: GlobalState) -> dict[str, Any]:
-    """What a simulation needs to go on, for a checkpoint."""
+    """The state that a simulation continues from, for a checkpoint."""
     import torch  # here and not above: the demo has no checkpoint, and need not have torch
 
-    rows = {kind: (found.classes.tolist(), torch.tensor(found.rows)) for kind, found in state.rows.items()}
+    rows = {kind: (table.classes.tolist(), torch.tensor(table.rows)) for kind, table in state.rows.items()}
     kept: dict[str, Any] = {"version": state.version, "round": state.round, "rows": rows}
     known = [(device.state(), fleet.optimizer(place)) for place, device in enumerate(fleet.devices)]
-    weights, optimizers = ([_tensors(own) for own in each] for each in zip(*known, strict=True))
+    weights, optimizers = ([_tensors(own) for own in group] for group in zip(*known, strict=True))
     return {"devices": weights, "optimizers": optimizers, "global": kept}
 
 
@@ -268,21 +274,21 @@ def _arrays(tensors: Mapping[str, Any]) -> Weights:
 
 
 def _resume(kept: dict[str, Any] | None, fleet: Fleet, run: bytes) -> GlobalState:
-    """Put the devices where `_plain` found them; the global state then. Without anything kept, the first one."""
+    """Restore the devices from `_plain`, and return the global state; without a checkpoint the first one."""
     if kept is None:
         return GlobalState(run, 0, 0)
     for place, known in enumerate(zip(kept["devices"], kept["optimizers"], strict=True)):
         fleet.resume(place, *map(_arrays, known))
-    found = kept["global"]
+    global_state = kept["global"]
     rows = {
         kind: ClassRows(np.array(numbers, np.uint16), values.numpy())
-        for kind, (numbers, values) in found["rows"].items()
+        for kind, (numbers, values) in global_state["rows"].items()
     }
-    return GlobalState(run, found["version"], found["round"], rows)
+    return GlobalState(run, global_state["version"], global_state["round"], rows)
 
 
 def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:
-    """Open and close so many rounds in which everyone who was sampled has answered."""
+    """Open and close `rounds` rounds in which every sampled device has answered."""
     while rounds and (step := machine.advance(0.0)) is not None:
         if isinstance(step, Opened):
             for name in filter(machine.is_sampled, names):
@@ -299,17 +305,17 @@ def _names(shares: Sequence[LocalData]) -> list[str]:
 
 
 def _with_samples(fleet: Fleet, shares: Sequence[LocalData]) -> list[int]:
-    """The places of those that take part: a device without a sample to learn from has nothing to say."""
+    """The places of the devices that take part, which are those with samples to learn from."""
     m = fleet.bundle(0).manifest
     unlabelled = method(m.method).uses_unlabelled(m.hyper)
-    found = [place for place, share in enumerate(shares) if len(share if unlabelled else share.labelled)]
-    if not found:
+    places = [place for place, share in enumerate(shares) if len(share if unlabelled else share.labelled)]
+    if not places:
         raise UsageError("shares", expected="a client with samples", got="none")
-    return found
+    return places
 
 
 def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:
-    found = method(step.method)
+    announced = method(step.method)
     return Announcement(
         run=state.run,
         round=step.round,
@@ -319,62 +325,62 @@ def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) 
         fraction=course.fraction,
         seed=step.seed,
         global_version=state.version,
-        encoding=course.sums_encoding if found.encoding == "f64" else course.encoding,
+        encoding=course.sums_encoding if announced.encoding == "f64" else course.encoding,
         min_samples=course.min_samples,
-        extractor=bundle.extractor(found),
+        extractor=bundle.extractor(announced),
     )
 
 
 def _turns(
-    at: Settled,
+    site: SiteWorkers,
     fleet: Fleet,
     task: Callable[[Fleet, Any, Turn], Back],
     common: Any,
-    there: Sequence[int],
+    places: Sequence[int],
     on_device: OnDevice | None = None,
     number: int = 0,
 ) -> Iterator[Back]:
-    """What comes of each device's turn, in their order; here, too, each then knows what it has come to know."""
+    """The result of each device's turn, in their order. The device's new memory is put into the fleet here, too."""
 
     def on_done(done: int) -> None:
-        if on_device is not None and done < len(there):
-            on_device(number, there[done])
+        if on_device is not None and done < len(places):
+            on_device(number, places[done])
 
-    turns = (fleet.turn(place) for place in there)
-    for place, back in zip(there, in_order(at, task, common, turns, on_done), strict=True):
+    turns = (fleet.turn(place) for place in places)
+    for place, back in zip(places, in_order(site, task, common, turns, on_done), strict=True):
         fleet.put(place, back.memory)
         yield back
 
 
 def _gather(
-    at: Settled,
+    site: SiteWorkers,
     fleet: Fleet,
-    there: Sequence[int],
+    places: Sequence[int],
     announcement: Announcement,
     state: GlobalState,
     on_device: OnDevice | None,
 ) -> _Gathered:
-    gathered, m, found = _Gathered(), fleet.bundle(0).manifest, method(announcement.method)
-    width = found.row_width(found.settled_in(m.hyper), m.features)
-    for back in _turns(at, fleet, run_round, (announcement, state), there, on_device, announcement.round):
+    gathered, m, announced = _Gathered(), fleet.bundle(0).manifest, method(announcement.method)
+    width = announced.row_width(announced.resolved_in(m.hyper), m.features)
+    for back in _turns(site, fleet, run_round, (announcement, state), places, on_device, announcement.round):
         received = decode(back.payload)
         assert isinstance(received, Contribution)
-        gathered.statistics.append(received.statistic(found.statistic, m.classes, width))
+        gathered.statistics.append(received.statistic(announced.statistic, m.classes, width))
         gathered.losses += [back.loss] if back.loss is not None else []
         gathered.payload_bytes.append(len(back.payload))
     return gathered
 
 
 def _close(step: Closed, gathered: _Gathered, state: GlobalState, rule: Rule, bundle: Bundle) -> GlobalState:
-    found = method(step.method)
-    hyper = found.settled_in(bundle.manifest.hyper)
-    merged = found.merge(lambda: gathered.statistics, rule, hyper)
-    return next_global(state, found, merged, round=step.round, hyper=hyper)
+    announced = method(step.method)
+    hyper = announced.resolved_in(bundle.manifest.hyper)
+    merged = announced.merge(lambda: gathered.statistics, rule, hyper)
+    return next_global(state, announced, merged, round=step.round, hyper=hyper)
 
 
-def _evaluate(at: Settled, fleet: Fleet, there: Sequence[int], state: GlobalState | None) -> list[Evaluation]:
-    found = [back.evaluation for back in _turns(at, fleet, evaluate, state, there)]
-    return [evaluation for evaluation in found if evaluation is not None]
+def _evaluate(site: SiteWorkers, fleet: Fleet, places: Sequence[int], state: GlobalState | None) -> list[Evaluation]:
+    evaluations = [back.evaluation for back in _turns(site, fleet, evaluate, state, places)]
+    return [evaluation for evaluation in evaluations if evaluation is not None]
 
 
 def _record(step: Closed, gathered: _Gathered, evaluations: Sequence[Evaluation]) -> RoundRecord:

@@ -1,4 +1,4 @@
-"""Accuracies of devices put together: their mean, each one's, and each class's over all of them."""
+"""Accuracies over devices: their mean, the accuracy of each device, and that of each class over all devices."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.evaluate import Evaluation
-from lab.engine.tally import recalls
+from protofleet.edge_client.device.evaluation import Evaluation
+from protofleet.lab.engine.tally import recalls
 
 __all__ = ["class_accuracy", "each_accuracy", "mean_accuracy"]
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
-    """Accuracy on own classes and on all classes by way of answering: the mean over devices of each device's own."""
+    """Mean accuracy over devices, on own classes and on all classes, by way of answering."""
     means = []
     for part in ("own_classes", "all_classes"):
         tables = [getattr(evaluation, part) for evaluation in evaluations]
@@ -27,20 +27,22 @@ def each_accuracy(evaluations: Sequence[Evaluation], parts: Mapping[str, str] | 
     """Each device's accuracy, by `part/way`.
 
     Args:
-        parts: what an evaluation's parts are called here; their own names when None.
+        parts: names to use for the parts of an evaluation; None for their own names.
     """
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for evaluation in evaluations:
         for part, name in (parts or {"own_classes": "own_classes", "all_classes": "all_classes"}).items():
             for way, value in getattr(evaluation, part).items():
-                found.setdefault(f"{name}/{way}", []).append(value)
-    return found
+                accuracies.setdefault(f"{name}/{way}", []).append(value)
+    return accuracies
 
 
 def class_accuracy(evaluations: Sequence[Evaluation]) -> dict[str, list[float | None]]:
-    """Over all test images, by way of answering."""
+    """The share of right answers for each class over all devices, by way of answering."""
     total: dict[str, NDArray[np.int64]] = {}
     for evaluation in evaluations:
         for way, counts in evaluation.confusion.items():
             total[way] = total.get(way, 0) + counts
-    return {f"all_classes/{way}": recalls(np.diag(each), each.sum(axis=1)) for way, each in total.items()}
+    return {
+        f"all_classes/{way}": recalls(np.diag(confusion), confusion.sum(axis=1)) for way, confusion in total.items()
+    }

@@ -1,9 +1,11 @@
-"""A device's side of a simulated fleet: its turn in a round, its answers, its own test, wherever that is computed.
+"""The devices' side of a simulated fleet: a turn in a round, answers, and a device's own test, in any process.
 
-A `Fleet` is the site (`lab/engine/workers.py`): every device's bundle and samples, and whatever sessions and devices
-have been made of them here. What a device knows from one turn to the next, its `Memory`, goes with each task and comes
-back with its result, so that any worker can take any turn. It is numbered: a worker that still has the device as it was
-left goes on with it, and what the device has computed for itself is not computed again.
+A `Fleet` is the site (`lab/workers/workers.py`): every device's bundle and samples, and the sessions and devices made
+from them in this process. A device's `Memory` is all that it keeps from one turn to the next. It travels with each task
+and comes back with the result, so any worker can take any turn.
+
+The memory is numbered. A worker that still has the device in exactly this state uses it again, and does not repeat what
+the device has computed for itself.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from contract.bundle import Bundle
-from contract.messages import Announcement
-from contract.methods import method
-from contract.state import GlobalState
-from contract.wire import encode
-from edge_client.compiled_graphs import CompiledGraphs
-from edge_client.data import LocalData
-from edge_client.data.activations import ActivationStore
-from edge_client.device import Device
-from edge_client.evaluate import Evaluation
-from edge_client.trainer import Weights
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.methods import method
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Announcement
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.data.activations import ActivationStore
+from protofleet.edge_client.device.device import Device
+from protofleet.edge_client.device.evaluation import Evaluation
+from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
+from protofleet.edge_client.training.trainer import Weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from lab.engine.torch_trainer import GraphsBesideTorch
+    from protofleet.lab.engine.torch_trainer import GraphsBesideTorch
 
 __all__ = ["Back", "Fleet", "Memory", "OwnTest", "TorchSteps", "Turn", "evaluate", "own_test", "run_round"]
 
@@ -37,11 +39,11 @@ _ACTIVATION_BYTES = 1 << 30  # of memory, for what frozen trunks make of all dev
 
 @dataclass(frozen=True, eq=False)
 class TorchSteps:
-    """Torch in the place of the bundles' training steps.
+    """Torch as the trainer, in place of the bundles' training steps.
 
     Attributes:
         nets: each device's backbone.
-        keep_optimizer: whether a device's optimizer goes on in its next round where it was, which no real device does.
+        keep_optimizer: whether a device's optimizer keeps its state for the next round. No real device does this.
     """
 
     nets: Sequence[nn.Module]
@@ -50,8 +52,8 @@ class TorchSteps:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a device knows, as its turn number `number` has left it: its weights, the global state it trusts, and its
-    optimizer's state where it is kept."""
+    """The state of a device after its turn number `number`: its weights, the global state that it trusts, and its
+    optimizer's state where that is kept."""
 
     number: int
     weights: Weights
@@ -61,7 +63,7 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """Whose turn it is: the device's place in the fleet, and what it knows."""
+    """A turn: the device's place in the fleet, and its memory."""
 
     place: int
     memory: Memory
@@ -69,11 +71,11 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Back:
-    """What comes of a turn.
+    """The result of a turn.
 
     Attributes:
-        payload: its contribution, as bytes of the wire.
-        loss: None when nothing was trained.
+        payload: the contribution, as bytes of the wire.
+        loss: None where nothing was trained.
     """
 
     memory: Memory
@@ -84,7 +86,7 @@ class Back:
 
 @dataclass(frozen=True, eq=False)
 class OwnTest:
-    """What all devices' own tests have in common: the last announcement and global state, and whether to fit again."""
+    """The common values of all own tests: the last announcement and global state, and whether to fit again."""
 
     again: Announcement
     state: GlobalState
@@ -92,15 +94,15 @@ class OwnTest:
 
 
 class Fleet:
-    """Devices, and their samples.
+    """Devices and their samples.
 
     Args:
-        bundles: of each device.
-        names: their ids.
-        test: images that every device is asked about.
-        held: each device's own test samples.
-        run: 4 bytes; with its name, what a device's noise is drawn from.
-        torch: how torch trains them; their bundles' graphs do when left out.
+        bundles: the bundle of each device.
+        names: the id of each device.
+        test: images that every device is tested on.
+        local_tests: each device's own test samples.
+        run: 4 bytes. With a device's name they seed its noise.
+        torch: how torch trains the devices; None for their bundles' graphs.
     """
 
     def __init__(
@@ -110,10 +112,10 @@ class Fleet:
         shares: Sequence[LocalData],
         test: LocalData,
         run: bytes,
-        held: Sequence[LocalData] | None = None,
+        local_tests: Sequence[LocalData] | None = None,
         torch: TorchSteps | None = None,
     ) -> None:
-        self._given = (list(bundles), list(names), list(shares), test, run, held, torch)
+        self._given = (list(bundles), list(names), list(shares), test, run, local_tests, torch)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,35 +133,35 @@ class Fleet:
 
     @property
     def devices(self) -> list[Device]:
-        """Every one, as it is here."""
+        """Every device, in its state in this process."""
         return [self._device(place) for place in range(len(self._given[1]))]
 
     def bundle(self, place: int) -> Bundle:
-        """A device's."""
+        """The bundle of a device."""
         return self._given[0][place]
 
     def turn(self, place: int) -> Turn:
-        """The device's next."""
+        """The next turn of a device."""
         device = self._device(place)
         return Turn(place, Memory(self._turns.get(place, 0), device.state(), device.trusted, self.optimizer(place)))
 
     def optimizer(self, place: int) -> Weights:
-        """The device's optimizer's state; empty where none is kept."""
+        """The state of a device's optimizer; empty where none is kept."""
         return self._optimizers.get(place, {})
 
     def resume(self, place: int, weights: Weights, optimizer: Weights) -> None:
-        """The device goes on from what it knew when a run was interrupted; its turns are numbered anew, from 1, so that
-        it is not taken anywhere for one that has not had any."""
+        """Restore a device after an interruption. Its turns are numbered from 1 again, so that no worker takes it for a
+        device without a turn."""
         self.put(place, Memory(1, weights, None, optimizer))
 
     def at(self, turn: Turn) -> Device:
-        """The device as its last turn has left it."""
+        """The device in its state after its last turn."""
         self.put(turn.place, turn.memory)
         self._begin(turn.place, self.optimizer(turn.place))
         return self._device(turn.place)
 
     def _begin(self, place: int, optimizer: Weights) -> None:
-        """The next training, which is the device's, begins with this state of the optimizer."""
+        """Let the device's next training begin with this state of the optimizer."""
         if (graphs := self._keeping(place)) is not None:
             graphs.trainer().begin_with(optimizer)
 
@@ -169,13 +171,13 @@ class Fleet:
         return cast("GraphsBesideTorch", self._compiled(place)) if torch is not None and torch.keep_optimizer else None
 
     def put(self, place: int, memory: Memory) -> None:
-        """The device knows this, wherever it has come to know it."""
+        """Put a memory into the device, wherever its turn was computed."""
         if self._turns.get(place, 0) != memory.number:
             self._device(place).restore(memory.weights, memory.trusted)
             self._turns[place], self._optimizers[place] = memory.number, memory.optimizer
 
     def left(self, place: int) -> Memory:
-        """What the device knows after another turn."""
+        """The device's memory after another turn."""
         device, number = self._device(place), self._turns.get(place, 0) + 1
         self._turns[place] = number
         if (graphs := self._keeping(place)) is not None:
@@ -183,13 +185,13 @@ class Fleet:
         return Memory(number, device.state(), device.trusted, self.optimizer(place))
 
     def own_device(self, turn: Turn) -> Device | None:
-        """A second device like it, which is tested on its own held-back samples; None where it has none."""
-        bundles, names, shares, _, _, held, _ = self._given
+        """A second, equal device that is tested on its own held-back samples; None where it has none."""
+        bundles, names, shares, _, _, local_tests, _ = self._given
         place = turn.place
-        if held is None or not len(held[place]) or not len(shares[place]):
+        if local_tests is None or not len(local_tests[place]) or not len(shares[place]):
             return None
         bundle = bundles[place]
-        device = Device(bundle, shares[place], names[place], test=held[place], graphs=self._compiled(place))
+        device = Device(bundle, shares[place], names[place], test=local_tests[place], graphs=self._compiled(place))
         device.restore(turn.memory.weights)
         self._begin(place, turn.memory.optimizer)
         return device
@@ -218,13 +220,15 @@ class Fleet:
 def _graphs(bundle: Bundle, net: nn.Module | None) -> CompiledGraphs:
     if net is None:
         return CompiledGraphs(bundle, keep=True)
-    from lab.engine.torch_trainer import GraphsBesideTorch  # here and not above: the demo need not have torch
+    from protofleet.lab.engine.torch_trainer import (
+        GraphsBesideTorch,  # here and not above: the demo need not have torch
+    )
 
     return GraphsBesideTorch(bundle, net)
 
 
 def _secret(run: bytes, name: str) -> bytes:
-    """What a simulated device draws its noise from: from the seed, since a simulation has nothing to keep private."""
+    """The seed of a device's noise. It follows from the run's seed, since a simulation has nothing to keep private."""
     return hashlib.sha256(b"protofleet lab noise" + run + name.encode()).digest()
 
 
@@ -232,7 +236,7 @@ def _secret(run: bytes, name: str) -> bytes:
 
 
 def run_round(fleet: Fleet, common: tuple[Announcement, GlobalState | None], turn: Turn) -> Back:
-    """A device's turn in an announced round; without a global state it trains alone and sends nothing."""
+    """One device's turn in an announced round. Without a global state it trains alone and sends nothing."""
     announcement, state = common
     result = fleet.at(turn).run_round(announcement, state)
     payload = b"" if state is None else encode(result.contribution, announcement.encoding)
@@ -241,8 +245,8 @@ def run_round(fleet: Fleet, common: tuple[Announcement, GlobalState | None], tur
 
 def evaluate(fleet: Fleet, state: GlobalState | None, turn: Turn) -> Back:
     """A device's answers to the test images."""
-    found = fleet.at(turn).evaluate(state)
-    return Back(fleet.left(turn.place), evaluation=found)
+    evaluation = fleet.at(turn).evaluate(state)
+    return Back(fleet.left(turn.place), evaluation=evaluation)
 
 
 def own_test(fleet: Fleet, common: OwnTest, turn: Turn) -> tuple[Evaluation | None, Evaluation | None]:

@@ -1,11 +1,11 @@
 """`protofleet lab run`: one federation, by any method or baseline, on any data, backbone and partition.
 
 1. Load the data and divide it over the clients.
-2. For a method of the wire (`contract/methods/`) or `local`: export a bundle and drive the
-   device's and the aggregator's own cores (`lab/engine/deployed.py`). For an algorithm of `lab/algorithms/`: train
-   in torch and average weights (`lab/engine/run_averaging.py`), and, when asked, calibrate and save the backbone for
-   `protofleet export --weights`.
-3. Hand out one record for each round.
+2. For a method of the wire (`contract/methods/`) or `local`: export a bundle, and run the device's and the aggregator's
+   own cores (`lab/engine/deployed.py`).
+3. For an algorithm of `lab/algorithms/`: train in torch and average weights (`lab/engine/run_averaging.py`). On request
+   calibrate, and save the backbone for `protofleet export --weights`.
+4. Return one record for each round.
 """
 
 from __future__ import annotations
@@ -20,36 +20,35 @@ from typing import Any
 
 import numpy as np
 
-from contract.bundle import Bundle, read_bundle
-from contract.errors import UsageError
-from contract.methods import DEFAULT, METHODS, Value, closing_method, method
-from edge_client.data import LocalData
-from export.backbone_names import PREFIX, check_backbone_name
-from export.backbones import find_backbone
-from export.build import build_bundle
-from export.weights import file_sha256
-from lab.algorithms import ALGORITHMS
-from lab.data.datasets import DataSet, load_dataset, take
-from lab.data.partition import Partition, hold_back, partition, unlabel
-from lab.data.shift import check_shift, shifted
-from lab.data.validation import hold_back_for_validation, validation_split
-from lab.demo.from_scratch import channel_statistics
-from lab.engine.checkpoint import Checkpoint
-from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
-from lab.engine.device_turns import TorchSteps
-from lab.engine.local_training import EagerModel, save_weights
-from lab.engine.personal_evaluation import own_tests
-from lab.engine.run_averaging import Measures, run_algorithm
-from lab.engine.workers import OneProcess, Workers, limited_threads
-from lab.method_names import LOCAL, check_method_name
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import DEFAULT, METHODS, Value, closing_method, method
+from protofleet.edge_client.data import LocalData
+from protofleet.export.backbones.backbone import find_backbone
+from protofleet.export.backbones.backbone_names import PREFIX, check_backbone_name
+from protofleet.export.backbones.weights import file_sha256
+from protofleet.export.bundles.build import build_bundle
+from protofleet.lab.algorithms import ALGORITHMS
+from protofleet.lab.data.datasets import DataSet, channel_statistics, load_dataset, take
+from protofleet.lab.data.partition import Partition, hold_back, partition, unlabel
+from protofleet.lab.data.shift import check_shift, shifted
+from protofleet.lab.data.validation import hold_back_for_validation, validation_split
+from protofleet.lab.engine.checkpoint import Checkpoint
+from protofleet.lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
+from protofleet.lab.engine.device_turns import TorchSteps
+from protofleet.lab.engine.personal_evaluation import own_tests
+from protofleet.lab.engine.run_averaging import Measures, run_algorithm
+from protofleet.lab.method_names import LOCAL, check_method_name
+from protofleet.lab.training.local_training import EagerModel, save_weights
+from protofleet.lab.workers.workers import OneProcess, Workers, limited_threads
 
 __all__ = ["Experiment", "lab_methods", "run_experiment"]
 
 
 def lab_methods() -> dict[str, str]:
-    """What the lab can run, by name, with a line for a person."""
+    """Everything that the lab can run: names, each with a line for a person."""
     return {
-        **{name: f"{found.summary}, as deployed" for name, found in METHODS.items()},
+        **{name: f"{deployed.summary}, as deployed" for name, deployed in METHODS.items()},
         LOCAL: f"{METHODS[DEFAULT].title}'s training without the others",
         **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
     }
@@ -57,29 +56,31 @@ def lab_methods() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is run.
+    """The settings of one run.
 
     Attributes:
-        partition: who holds what; its `clients` is the number of devices.
+        partition: which client holds which samples. `partition.clients` is the number of devices.
         course: rounds, sampling, seed.
-        backbones: instead of `backbone`, one for each device in turn, where devices keep their weights (FedProto-mh).
-        head: `frozen` for an orthonormal head that is never trained (FedProto-UH); the method's own when None.
-        test_samples: how many test images are asked about, drawn at random; all when None, and 0 asks about none, where
-            only the clients' own tests matter.
+        backbones: several backbones instead of `backbone`, one for each device in turn, for devices that keep their
+            weights (FedProto-mh).
+        head: `frozen` for an orthonormal head that is never trained (FedProto-UH); None for the method's own.
+        test_samples: number of test images to use, drawn at random. None for all; 0 for none, where only the clients'
+            own tests matter.
         positive_rate: share of each client's training samples that is labelled.
         local_test: share of each client's samples that it keeps for its own test.
-        measures: what a federation that averages weights measures beside.
+        measures: further measurements of a federation that averages weights.
         hyper: hyper-parameters that differ from the method's defaults.
-        weights: safetensors to start from, or "pretrained" for those of a library's network; random when None.
-        save_weights: where the backbone of an algorithm that averages weights is written at the end.
-        input_shape: (H, W, c) that images are resized to; None for their own.
-        scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
-        validation: whether the validation split is asked about in the place of every test (`lab/data/validation.py`).
-        trainer: what trains the devices' networks: `onnx`, the graph that devices get, or `torch`, which differs by
-            rounding. Networks whose weights are averaged are always torch's.
-        keep_optimizer: whether a device's optimizer goes on in its next round where it was, as in some frameworks and
-            on no real device; with torch as the trainer.
-        shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
+        weights: a safetensors file to start from, or "pretrained" for a library's own weights; None for random ones.
+        save_weights: file for the final backbone of an algorithm that averages weights.
+        input_shape: (H, W, c) to resize images to; None for their own shape.
+        scaling: `normalised` by the training images' mean and deviation, or `unit`, which is 0 to 1.
+        validation: whether the validation split replaces every test (`lab/data/validation.py`).
+        trainer: how the devices' networks are trained: `onnx`, the graph that devices get, or `torch`, which differs by
+            rounding. Networks whose weights are averaged are always trained by torch.
+        keep_optimizer: whether a device's optimizer keeps its state for the next round. Some frameworks do this, and no
+            real device. It needs torch as the trainer.
+        shift, severity: `corruption` of each client's images by a kind of its own, with severity 1 to 5
+            (`lab/data/shift.py`).
     """
 
     method: str
@@ -107,7 +108,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", check_method_name(self.method))
-        self._settled()
+        self._resolved_hyper()
         for name in self.backbones or (self.backbone,):
             check_backbone_name(name)
         if self.save_weights is not None and self.method not in ALGORITHMS:
@@ -145,17 +146,17 @@ class Experiment:
         if not 0 <= self.local_test < 1:
             raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
 
-    def _settled(self) -> dict[str, Value]:
-        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
-        return settle(self.hyper)
+    def _resolved_hyper(self) -> dict[str, Value]:
+        resolve = ALGORITHMS[self.method].resolve if self.method in ALGORITHMS else method(_row(self.method)).resolve
+        return resolve(self.hyper)
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting as it is used, defaults too, as plain values; not the data, the seed and where weights go."""
-        found = json.loads(json.dumps(asdict(self), default=str))
+        """Every setting as it is used, defaults included, as plain values. Without data, seed and `save_weights`."""
+        settings = json.loads(json.dumps(asdict(self), default=str))
         if isinstance(self.weights, Path) and self.weights.is_file():
-            found["weights"] = file_sha256(self.weights)[:16]
-        del found["data"], found["course"]["seed"], found["save_weights"]
-        return found | {"hyper": self._settled()}
+            settings["weights"] = file_sha256(self.weights)[:16]
+        del settings["data"], settings["course"]["seed"], settings["save_weights"]
+        return settings | {"hyper": self._resolved_hyper()}
 
 
 def run_experiment(
@@ -169,16 +170,16 @@ def run_experiment(
     checkpoint: Checkpoint | None = None,
     workers: Workers | None = None,
 ) -> list[RoundRecord]:
-    """Run it.
+    """Run an experiment; returns one record for each round.
 
     Args:
         on_round: called with each round's record.
-        on_device: called before each device's turn with the round and how many have had theirs.
-        on_text: called with a few words about what is done now.
-        on_line: called with a line that a person should see: images that are left out or resized.
-        data: what `experiment.data` names, where it is loaded already.
-        checkpoint: where the run is kept between rounds and goes on from; removed at the end.
-        workers: where clients train and answer; in this process, on one thread, when left out.
+        on_device: called before each device's turn with the round and the number of turns done.
+        on_text: called with a few words about the current step.
+        on_line: called with a line that a person should see, about images that are left out or resized.
+        data: the loaded data set of `experiment.data`; None to load it.
+        checkpoint: keeps the run between rounds. A run continues from it. It is removed at the end.
+        workers: where clients train and answer; None for this process, on one thread.
 
     Raises:
         UsageError, DataError, MethodError, ExportError: one line each.
@@ -196,23 +197,25 @@ def run_experiment(
     if experiment.positive_rate < 1:
         rate, seed = experiment.positive_rate, experiment.course.seed
         shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
-    held = [take(data.train, own) for _, own in cuts]
+    local_tests = [take(data.train, own) for _, own in cuts]
     if experiment.shift == "corruption":
         severity, seed = experiment.severity, experiment.course.seed
         shares = [shifted(own, n, severity, seed) for n, own in enumerate(shares)]
-        held = [shifted(own, n, severity, seed + 1_000_003) for n, own in enumerate(held)]
+        local_tests = [shifted(own, n, severity, seed + 1_000_003) for n, own in enumerate(local_tests)]
     asked = _asked_about(data, experiment)
     engine = _averaging if experiment.method in ALGORITHMS else _deployed
     workers = workers or OneProcess()
     with limited_threads(workers.threads):
-        records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint, workers)
+        records = engine(
+            experiment, data, asked, shares, local_tests, on_round, on_device, on_text, checkpoint, workers
+        )
     if checkpoint is not None:
         checkpoint.remove()
     return records
 
 
 def _asked_about(data: DataSet, experiment: Experiment) -> LocalData:
-    """As many test images as are wanted."""
+    """The requested number of test images."""
     few, many = experiment.test_samples, len(data.test)
     if few is None or few >= many:
         return data.test
@@ -220,7 +223,7 @@ def _asked_about(data: DataSet, experiment: Experiment) -> LocalData:
 
 
 def _row(name: str) -> str:
-    """The method that a bundle for `name` is made of."""
+    """The method of the bundle for `name`."""
     return DEFAULT if name == "local" else name
 
 
@@ -229,14 +232,14 @@ def _deployed(
     data: DataSet,
     test: LocalData,
     shares: Sequence[LocalData],
-    held: Sequence[LocalData],
+    local_tests: Sequence[LocalData],
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
     checkpoint: Checkpoint | None,
     workers: Workers,
 ) -> list[RoundRecord]:
-    """On the device's and the aggregator's own cores."""
+    """Run on the device's and the aggregator's own cores."""
     on_text("exporting the bundle")
     names = experiment.backbones or (experiment.backbone,)
     with tempfile.TemporaryDirectory(prefix="protofleet-lab-") as folder:
@@ -245,7 +248,7 @@ def _deployed(
     torch = _torch_steps(experiment, data, names, len(shares))
     on_text("")
     fleet = bundles[0] if len(bundles) == 1 else theirs
-    rounds, own = experiment.course.rounds, any(len(each) for each in held)
+    rounds, own = experiment.course.rounds, any(len(local_test) for local_test in local_tests)
 
     def pass_on(record: RoundRecord) -> None:
         if not (own and record.round >= _last_round(experiment)):  # the last one is not complete yet
@@ -262,7 +265,7 @@ def _deployed(
             on_round=pass_on,
             on_device=on_device,
             checkpoint=checkpoint,
-            held=held,
+            local_tests=local_tests,
             workers=workers,
             torch=torch,
         )
@@ -275,7 +278,7 @@ def _deployed(
             on_round=pass_on,
             on_device=on_device,
             checkpoint=checkpoint,
-            held=held,
+            local_tests=local_tests,
             workers=workers,
             torch=torch,
         )
@@ -288,18 +291,20 @@ def _deployed(
 
 
 def _torch_steps(experiment: Experiment, data: DataSet, names: Sequence[str], devices: int) -> TorchSteps | None:
-    """How torch trains the devices; None where the bundles' graphs do, as what trains nothing, and a network out of an
-    ONNX file, which never trains."""
+    """How torch trains the devices; None where the bundles' graphs do.
+
+    It is None, too, for a method that trains nothing, and for a network from an ONNX file, which never trains.
+    """
     entry = method(_row(experiment.method))
     if experiment.trainer == "onnx" or not entry.trains or any(name.startswith(PREFIX) for name in names):
         return None
     seed, weights = experiment.course.seed, experiment.weights
-    found = [find_backbone(name, data.input_shape, seed=seed, weights=weights).net for name in names]
-    return TorchSteps([found[n % len(found)] for n in range(devices)], experiment.keep_optimizer)
+    nets = [find_backbone(name, data.input_shape, seed=seed, weights=weights).net for name in names]
+    return TorchSteps([nets[n % len(nets)] for n in range(devices)], experiment.keep_optimizer)
 
 
 def _last_round(experiment: Experiment) -> int:
-    """FFC's round comes after the method's own."""
+    """The number of the last round. FFC's round comes after the method's own."""
     extra = experiment.course.calibrate and experiment.method not in ("local", closing_method().name)
     return experiment.course.rounds + extra
 
@@ -325,14 +330,14 @@ def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) ->
 
 
 def _scaling(experiment: Experiment, data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What is taken from each channel of images in 0 to 1, and what it is divided by."""
+    """The mean and the deviation for each channel of images in 0 to 1."""
     channels = data.input_shape[2]
     return _statistics(data) if experiment.scaling == "normalised" else ((0.0,) * channels, (1.0,) * channels)
 
 
 @lru_cache(maxsize=2)
 def _statistics(data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Once for each data set, which is the most of what a short run costs."""
+    """Channel statistics, computed once for each data set: they take most of the time of a short run."""
     return channel_statistics(data.train.x)
 
 
@@ -341,7 +346,7 @@ def _averaging(
     data: DataSet,
     test: LocalData,
     shares: Sequence[LocalData],
-    held: Sequence[LocalData],
+    local_tests: Sequence[LocalData],
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
@@ -350,11 +355,11 @@ def _averaging(
 ) -> list[RoundRecord]:
     on_text("building the backbone")
     algorithm, seed = ALGORITHMS[experiment.method], experiment.course.seed
-    hyper = algorithm.settle(experiment.hyper)
+    hyper = algorithm.resolve(experiment.hyper)
     mean, std = _scaling(experiment, data)
-    found = find_backbone(experiment.backbone, data.input_shape, seed=seed, weights=experiment.weights)
-    shape = {"classes": data.classes, "features": found.width}
-    model = EagerModel(found.net, **shape, mean=mean, std=std, head=algorithm.head, seed=seed)
+    backbone = find_backbone(experiment.backbone, data.input_shape, seed=seed, weights=experiment.weights)
+    shape = {"classes": data.classes, "features": backbone.width}
+    model = EagerModel(backbone.net, **shape, mean=mean, std=std, head=algorithm.head, seed=seed)
     on_text("")
     records = run_algorithm(
         algorithm,
@@ -364,7 +369,7 @@ def _averaging(
         experiment.course,
         hyper,
         batch=experiment.batch,
-        held=held,
+        local_tests=local_tests,
         measures=experiment.measures,
         on_round=on_round,
         on_device=on_device,

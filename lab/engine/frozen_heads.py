@@ -1,14 +1,15 @@
-"""Heads over frozen features, from bytes to accuracy: what each way of making one sends, and how well it answers.
+"""Heads over frozen features: the bytes that each method sends for its head, and the accuracy of the head.
 
-Where nothing is trained, features need be computed once; every way of making a head of them can then be tried on plain
-arrays, in seconds. A `Rung` is a method with its settings, as it would be deployed:
+Where nothing is trained, features are computed once. Every method can then be tried on plain arrays, in seconds. A
+`Rung` is a method with its settings, as it would be deployed:
 
-1. each device summarises its features (`Method.summarise`);
-2. what it sends is encoded and decoded as on the wire, and its bytes are counted;
-3. the method merges all and makes its rows; the largest device's bytes and the answers' accuracy are the rung's.
+1. Each device summarises its features (`Method.summarise`).
+2. Its contribution is encoded and decoded as on the wire, and its bytes are counted.
+3. The method merges all contributions and makes its rows. The rung's result is the largest device's bytes and the
+   accuracy of the answers.
 
-`measure` takes one rung, `ladder` several. Nothing is chosen here: what a method chooses, it chooses from what was
-sent. Neither torch nor a bundle is needed.
+`measure` takes one rung, `ladder` several. Nothing is chosen here: a method chooses only from the contributions.
+Neither torch nor a bundle is needed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import MethodError
-from contract.messages import ClassRows, Contribution, Encoding
-from contract.methods import Value, method
-from contract.methods.base import Extractor, Merged
-from contract.secret_noise import SecretNoise, key_of
-from contract.state import GlobalState
-from contract.statistics import ClassMeans, Statistic, shareable
-from contract.wire import decode, encode
+from protofleet.contract.errors import MethodError
+from protofleet.contract.methods import Value, method
+from protofleet.contract.methods.base import Extractor, Merged
+from protofleet.contract.privacy.secret_noise import SecretNoise, key_of
+from protofleet.contract.sums.statistics import ClassMeans, Statistic, shareable
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows, Contribution, Encoding
 
 __all__ = ["RUNGS", "Features", "Measured", "Rung", "ladder", "measure", "merge"]
 
@@ -38,7 +39,7 @@ class Features:
     """Frozen features of some samples.
 
     Attributes:
-        z: (N, D) floating, of any length; a method puts them on the unit sphere itself.
+        z: (N, D) floats of any length; a method scales them to the unit sphere itself.
         y: (N,) int64, classes.
     """
 
@@ -48,13 +49,13 @@ class Features:
 
 @dataclass(frozen=True)
 class Rung:
-    """One way of making a head.
+    """One method for a head, with its settings.
 
     Attributes:
-        title: for a person.
-        method: one that trains nothing.
-        hyper: its hyper-parameters, where they are not the defaults.
-        encoding: how numbers travel; as the method says where None.
+        title: name for a person.
+        method: a method that trains nothing.
+        hyper: its hyper-parameters that differ from the defaults.
+        encoding: encoding of the numbers on the wire; None for the method's own.
     """
 
     title: str
@@ -77,14 +78,14 @@ RUNGS: tuple[Rung, ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What came of a rung.
+    """The result of a rung.
 
     Attributes:
-        uplink_bytes: the payload of the device that sends most.
-        accuracy: share of the samples asked about that are answered rightly.
-        of_class: (C,) the same of each class; NaN where none of it was asked about.
+        uplink_bytes: the largest payload of a device.
+        accuracy: share of right answers.
+        of_class: (C,) the same for each class; NaN for a class without test samples.
         told: what the method chose, in words.
-        doubt: why it may be bad; empty where nothing speaks against it.
+        doubt: why the head may be bad; empty where there is no doubt.
     """
 
     rung: Rung
@@ -96,7 +97,7 @@ class Measured:
 
     @property
     def balanced(self) -> float:
-        """Accuracy with every class counting alike."""
+        """Accuracy in which every class has the same weight."""
         return float(np.nanmean(self.of_class))
 
 
@@ -109,13 +110,13 @@ def ladder(
     min_samples: int = 1,
     seed: int = 0,
 ) -> list[Measured]:
-    """Each rung that these features can have, in the order given; a projection to more columns than there are is none.
+    """Measure the rungs in their order. A rung that projects to more columns than the features have is left out.
 
     Args:
-        shares: of each device.
-        asked: samples that no device has.
-        min_samples: no class, and no group of one, of fewer samples leaves a device.
-        seed: of the random groups.
+        shares: features of each device.
+        asked: test samples that no device has.
+        min_samples: a device withholds classes, and groups of a class, with fewer samples.
+        seed: seed of the random groups.
     """
     width = asked.z.shape[1]
     fitting = [rung for rung in rungs if int(rung.hyper.get("project", 0)) <= width]
@@ -125,50 +126,52 @@ def ladder(
 def measure(
     rung: Rung, shares: Sequence[Features], asked: Features, classes: int, *, min_samples: int = 1, seed: int = 0
 ) -> Measured:
-    """One rung; arguments as `ladder` has them.
+    """Measure one rung. Arguments as for `ladder`.
 
     Raises:
         MethodError: the settings do not fit, or the method trains.
         StatisticError: no device has a sample.
     """
-    found, width = method(rung.method), asked.z.shape[1]
-    hyper = found.settle(rung.hyper)
+    rung_method, width = method(rung.method), asked.z.shape[1]
+    hyper = rung_method.resolve(rung.hyper)
     merged, largest = merge(rung, shares, classes, width, min_samples=min_samples, seed=seed)
-    state = GlobalState(_RUN, 1, 1, dict[str, ClassRows](found.next_rows({}, merged, hyper)))
-    answer = found.shared_answers(state, classes, width, hyper)[found.way]
+    state = GlobalState(_RUN, 1, 1, dict[str, ClassRows](rung_method.next_rows({}, merged, hyper)))
+    answer = rung_method.shared_answers(state, classes, width, hyper)[rung_method.way]
     right = answer(np.asarray(asked.z, dtype=np.float32)) == asked.y
-    held = np.bincount(asked.y, minlength=classes)
-    of_class = np.where(held > 0, np.bincount(asked.y, weights=right, minlength=classes) / np.maximum(held, 1), np.nan)
-    told, doubt = found.told(merged, hyper), found.doubt(merged, hyper)
+    class_counts = np.bincount(asked.y, minlength=classes)
+    of_class = np.where(
+        class_counts > 0, np.bincount(asked.y, weights=right, minlength=classes) / np.maximum(class_counts, 1), np.nan
+    )
+    told, doubt = rung_method.told(merged, hyper), rung_method.doubt(merged, hyper)
     return Measured(rung, largest, float(right.mean()), of_class, told, doubt)
 
 
 def merge(
     rung: Rung, shares: Sequence[Features], classes: int, width: int, *, min_samples: int = 1, seed: int = 0
 ) -> tuple[Merged, int]:
-    """What the devices of a rung send, merged, and the bytes of the one that sends most; arguments as of `ladder`.
+    """The merged contributions of all devices, and the bytes of the largest one. Arguments as for `ladder`.
 
     Raises:
         MethodError, StatisticError: as `measure`.
     """
-    found = method(rung.method)
-    if found.trains or found.extractor != "bundle":
+    rung_method = method(rung.method)
+    if rung_method.trains or rung_method.extractor != "bundle":
         raise MethodError(rung.title, expected="a method over frozen features", got=rung.method)
-    hyper = found.settle(rung.hyper)
-    found.check(hyper, classes, width)
-    encoding = rung.encoding or found.encoding
+    hyper = rung_method.resolve(rung.hyper)
+    rung_method.check(hyper, classes, width)
+    encoding = rung.encoding or rung_method.encoding
     statistics, largest = [], 0
     for number, share in enumerate(shares):
-        local = _Local(share, classes, hyper, min_samples if found.statistic.COUNTED else 1, (seed, number))
-        if local.counts.any() or not found.statistic.COUNTED:
-            statistic, size = _travelled(found.name, found.summarise(local), encoding)
+        local = _Local(share, classes, hyper, min_samples if rung_method.statistic.COUNTED else 1, (seed, number))
+        if local.counts.any() or not rung_method.statistic.COUNTED:
+            statistic, size = _travelled(rung_method.name, rung_method.summarise(local), encoding)
             statistics.append(statistic)
             largest = max(largest, size)
-    return found.merge(lambda: iter(statistics), "mean", hyper), largest
+    return rung_method.merge(lambda: iter(statistics), "mean", hyper), largest
 
 
 def _travelled(name: str, statistic: Statistic, encoding: Encoding) -> tuple[Statistic, int]:
-    """A statistic as it arrives, and the bytes of its message."""
+    """A statistic as it arrives, and the size of its message in bytes."""
     sent = Contribution.of(statistic, run=_RUN, round=1, method=name, bundle=_BUNDLE, extractor=_BUNDLE)
     payload = encode(sent, encoding)
     message = decode(payload, limit_bytes=max(len(payload), 1 << 16))
@@ -177,7 +180,7 @@ def _travelled(name: str, statistic: Statistic, encoding: Encoding) -> tuple[Sta
 
 
 class _Local:
-    """One device's features, as a method sees them (`contract.methods.base.Local`)."""
+    """One device's features, as a method sees them (`protofleet.contract.methods.base.Local`)."""
 
     has_samples = True
     params: Mapping[str, NDArray[np.float32]] = {}
@@ -193,17 +196,17 @@ class _Local:
         self.counts: NDArray[np.int64] = np.bincount(self._y, minlength=classes)
 
     def features(self, extractor: Extractor) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        """All of them at once."""
+        """All features in one block."""
         yield self._z, self._y
 
     def class_means(self) -> ClassMeans:
-        """Of these features."""
+        """Class means of these features."""
         return ClassMeans.of(self._z, self._y, self.classes)
 
     def noise(self) -> np.random.Generator:
-        """Fixed by the seed and the device's place."""
+        """Random numbers that the seed and the device's place fix."""
         return np.random.default_rng(self._seed)
 
-    def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
-        """The same."""
-        return SecretNoise(key_of(repr(self._seed).encode(), *of))
+    def secret_noise(self, *context: bytes | NDArray[np.generic]) -> SecretNoise:
+        """Secret noise from the same seed."""
+        return SecretNoise(key_of(repr(self._seed).encode(), *context))

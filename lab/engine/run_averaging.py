@@ -1,7 +1,7 @@
 """Run one federation that averages weights: rounds, when to measure, and what to do after the last.
 
-`Measures` says what is asked beside training; `run_algorithm` hands out one `AveragingRecord` for each round. The last
-record carries the closings (`lab/algorithms/head_calibration.py`) and the personalised accuracies
+`Measures` says what is measured beside training. `run_algorithm` returns one `AveragingRecord` for each round. The last
+record has the closings (`lab/algorithms/head_calibration.py`) and the personalised accuracies
 (`lab/engine/evaluation.py`).
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contract.errors import UsageError, near_names
-from contract.methods import Value
-from edge_client.data import LocalData
-from lab.algorithms.base import Algorithm
-from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
-from lab.engine.deployed import Course, OnDevice, RoundRecord
-from lab.engine.evaluation import PERSONAL, AveragingRecord, assess, close, personal_tests
-from lab.engine.local_training import EagerModel
-from lab.engine.tally import Tally
-from lab.engine.weight_averaging import Federation, Gathered
-from lab.engine.workers import OneProcess, Workers
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.methods import Value
+from protofleet.edge_client.data import LocalData
+from protofleet.lab.algorithms.base import Algorithm
+from protofleet.lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from protofleet.lab.engine.deployed import Course, OnDevice, RoundRecord
+from protofleet.lab.engine.evaluation import PERSONAL, AveragingRecord, assess, close, personal_tests
+from protofleet.lab.engine.tally import Tally
+from protofleet.lab.engine.weight_averaging import Federation, Gathered
+from protofleet.lab.training.local_training import EagerModel
+from protofleet.lab.workers.workers import OneProcess, Workers
 
 __all__ = ["CLOSINGS", "Measures", "run_algorithm"]
 
@@ -31,13 +31,13 @@ CLOSINGS = ("ffc", "ccvr")
 
 @dataclass(frozen=True)
 class Measures:
-    """What is measured, and what is done after the last round.
+    """What to measure, and what to do after the last round.
 
     Attributes:
-        closings: of `CLOSINGS`.
-        personal: of `lab.engine.evaluation.PERSONAL`; needs samples held back.
-        evaluate_last: that many of the last rounds are measured whatever the course's `evaluate_every` is.
-        fresh: whether models that were just trained are asked about the test images of their clients' own classes.
+        closings: names from `CLOSINGS`.
+        personal: names from `protofleet.lab.engine.evaluation.PERSONAL`. They need local tests.
+        evaluate_last: number of last rounds that are always measured, whatever `evaluate_every` is.
+        fresh: whether models are also tested right after training, on the test images of their client's own classes.
     """
 
     closings: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def run_algorithm(
     hyper: Mapping[str, Value],
     *,
     batch: int,
-    held: Sequence[LocalData] | None = None,
+    local_tests: Sequence[LocalData] | None = None,
     measures: Measures | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_device: OnDevice | None = None,
@@ -71,27 +71,27 @@ def run_algorithm(
     """Train `model` in place by rounds of local training and merging.
 
     Args:
-        shares: each client's samples; one without samples takes no part in anything.
-        test: images that every client's model is asked about.
+        shares: each client's samples. A client without samples takes no part.
+        test: images that every client's model is tested on.
         course: rounds, sampling and seed; `calibrate` adds FFC to the closings.
-        hyper: settled hyper-parameters of `algorithm`.
+        hyper: resolved hyper-parameters of `algorithm`.
         batch: B.
-        held: each client's own test samples; none when left out.
-        on_round: called with each round's record, those of before an interruption, too.
-        workers: where clients train and answer; in this process when left out.
+        local_tests: each client's own test samples; None for none.
+        on_round: called with each round's record, also with those before an interruption.
+        workers: where clients train and answer; None for this process.
 
     Raises:
-        MethodError: when training diverges.
-        UsageError: for personal measures without held samples, or a checkpoint that is not of this run.
+        MethodError: training diverges.
+        UsageError: personal measures without local tests, or a checkpoint of another run.
     """
     measures = measures or Measures()
-    held = held if held is not None else [LocalData(test.x[:0], test.y[:0]) for _ in shares]
-    if measures.personal and not any(len(each) for each in held):
+    local_tests = local_tests if local_tests is not None else [LocalData(test.x[:0], test.y[:0]) for _ in shares]
+    if measures.personal and not any(len(local_test) for local_test in local_tests):
         raise UsageError("personal", expected="samples held back for a local test", got="none", hint="--local-test 0.2")
     wanted = tuple(dict.fromkeys([*measures.closings, *(["ffc"] if course.calibrate else [])]))
     # Gram sums and class Gaussians only add up over one extractor.
     wanted = wanted if algorithm.centres is None else ()
-    federation = Federation(algorithm, model, shares, course, hyper, batch=batch, held=held, test=test)
+    federation = Federation(algorithm, model, shares, course, hyper, batch=batch, local_tests=local_tests, test=test)
     records, kept = past_rounds(checkpoint, AveragingRecord, on_round)
     if kept is not None:
         federation.restore(kept)
@@ -105,7 +105,7 @@ def run_algorithm(
 def _rounds(
     federation: Federation, first: int, measures: Measures, closings: Sequence[str], on_device: OnDevice | None
 ) -> Iterator[AveragingRecord]:
-    """The rounds from the `first` on, each measured as it is due."""
+    """Run the rounds from `first` on, and measure those that are due."""
     course = federation.course
     for number in range(first, course.rounds + 1):
         last, sent = number == course.rounds, {}

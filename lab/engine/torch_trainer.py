@@ -1,14 +1,14 @@
-"""Training with torch in the place of a bundle's step: what the lab's devices train with where that is faster.
+"""Training with torch instead of a bundle's step. The lab's devices use it where it is faster.
 
-Which of them is depends on the network and the batch: on wide convolutions ONNX Runtime's training step, of stock
-operators, takes longer than torch's own; on a small network in batches of four torch takes longer, for its overhead. A
-device is the same either way (`edge_client.device.Device`): it asks its graphs for a trainer, and gets one whose step
-is torch's. The objective, the optimizer's rules, the order of the samples and their batches are the same, so that two
-runs differ by rounding alone; features come from the bundle's graph. The step runs on a GPU where torch has one
-(`torch_device.py`).
+Which one is faster depends on the network and the batch. On wide convolutions ONNX Runtime's training step, of stock
+operators, is slower than torch. On a small network in batches of four torch is slower, because of its overhead.
 
-A device's optimizer begins anew in each round. A framework that keeps its state from a client's one round to its next
-is simulated by `begin_with`.
+The device is the same either way (`protofleet.edge_client.device.device.Device`): it asks its graphs for a trainer, and
+gets one whose step is torch's. The objective, the optimizer's rules, the order of the samples and their batches are the
+same, so two runs differ by rounding alone. Features come from the bundle's graph. The step runs on a GPU where torch
+has one (`torch_device.py`).
+
+A device's optimizer starts anew in each round. `begin_with` simulates frameworks that keep its state between rounds.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from contract.bundle import Bundle
-from contract.methods import method
-from edge_client.compiled_graphs import CompiledGraphs
-from edge_client.data import LocalData
-from edge_client.trainer import Trainer, Weights
-from export.objectives import Scene, find_objective
-from export.optimizers import torch_optimizers
-from export.step import Preprocess, quiet
-from export.torch_cache import load_dynamo
-from lab.engine.torch_device import torch_device
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.methods import method
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
+from protofleet.edge_client.training.trainer import Trainer, Weights
+from protofleet.export.modules.torch_cache import load_dynamo
+from protofleet.export.objectives import Scene, find_objective
+from protofleet.export.steps.optimizers import torch_optimizers
+from protofleet.export.steps.step import Preprocess, quiet
+from protofleet.lab.training.torch_device import torch_device
 
 __all__ = ["GraphsBesideTorch", "TorchTrainer"]
 
@@ -39,7 +39,7 @@ _ON_THE_PROCESSOR = "step"  # Adam's count, wherever the weights are
 
 
 class GraphsBesideTorch(CompiledGraphs):
-    """The graphs of a bundle whose whole network is trained, but for the step.
+    """The graphs of a bundle whose whole network is trained, with torch in place of the training step.
 
     Args:
         net: the bundle's backbone, (B, c, H, W) float32 → (B, D); not changed.
@@ -51,7 +51,7 @@ class GraphsBesideTorch(CompiledGraphs):
         self._torch: TorchTrainer | None = None
 
     def trainer(self) -> TorchTrainer:
-        """The same one every time; load a state before fitting."""
+        """The trainer, the same one every time. Load a state before fitting."""
         self._torch = self._torch or TorchTrainer(self._bundle, self._net)
         return self._torch
 
@@ -88,22 +88,24 @@ class TorchTrainer(Trainer):
         return {name: _array(self._state[name]) for name in self._manifest.names("param", "buffer")}
 
     def begin_with(self, optimizer: Weights) -> None:
-        """What the optimizer's state is at the next training's beginning: what `optimizer_state` gave, or nothing."""
+        """Set the optimizer's state for the next training: a result of `optimizer_state`, or nothing."""
         self._kept, self._optimizers = dict(optimizer), []
 
     def optimizer_state(self) -> dict[str, NDArray[np.float32]]:
-        """The optimizer's tensors as the last training has left them, by `KEY.PARAMETER`, torch's name for them and the
-        bundle's for the parameter; those of `begin_with` before it."""
+        """The optimizer's tensors after the last training; before it those of `begin_with`.
+
+        Their names are `KEY.PARAMETER`: torch's name of the tensor, and the bundle's name of the parameter.
+        """
         if not self._optimizers:
             return dict(self._kept)
         every = ((name, self._optimizer_of(name).state[tensor]) for name, tensor in self._trained.items())
         return {f"{key}.{name}": _array(value) for name, own in every for key, value in _tensors(own)}
 
     def _optimizer_of(self, name: str) -> torch.optim.Optimizer:
-        """Whose parameter it is."""
+        """The optimizer of the parameter `name`."""
         tensor = self._trained[name]
-        groups = ((each, group) for each in self._optimizers for group in each.param_groups)
-        return next(each for each, group in groups if any(tensor is other for other in group["params"]))
+        groups = ((optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups)
+        return next(optimizer for optimizer, group in groups if any(tensor is other for other in group["params"]))
 
     def _begin(self) -> None:
         self._optimizers = torch_optimizers(self._trained, self._method, self._manifest.hyper, float(self._lr))
@@ -140,21 +142,21 @@ def _array(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _tensors(state: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Plain SGD has None where it would have momentum."""
+    """The tensors of an optimizer's state. Plain SGD has None in place of a momentum."""
     return ((key, value) for key, value in state.items() if isinstance(value, Tensor))
 
 
 def _state(bundle: Bundle, net: nn.Module, device: torch.device) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
-    """Every tensor of the step but the optimizer's, by its name in the bundle, and those that are trained."""
+    """All tensors of the step except the optimizer's, by name in the bundle, and the trained ones among them."""
     m = bundle.manifest
     own = {f"{_BACKBONE}{name}": tensor for name, tensor in net.state_dict(keep_vars=True).items()}
     state: dict[str, Tensor] = {}
     trained: dict[str, nn.Parameter] = {}
-    for each in m.state:
-        if each.role == "optimizer":
+    for entry in m.state:
+        if entry.role == "optimizer":
             continue
-        tensor = own[each.name] if each.name in own else torch.zeros(each.shape, device=device)
-        if each.role == "param":
-            tensor = trained[each.name] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
-        state[each.name] = tensor
+        tensor = own[entry.name] if entry.name in own else torch.zeros(entry.shape, device=device)
+        if entry.role == "param":
+            tensor = trained[entry.name] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
+        state[entry.name] = tensor
     return state, trained

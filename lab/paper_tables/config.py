@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from contract.errors import UsageError, near_names
-from contract.methods import closing_method
-from export.backbone_names import check_backbone_name
-from lab.data.partition import PARTITIONS, Partition
-from lab.method_names import check_method_name
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.methods import closing_method
+from protofleet.export.backbones.backbone_names import check_backbone_name
+from protofleet.lab.data.partition import PARTITIONS, Partition
+from protofleet.lab.method_names import check_method_name
 
 if TYPE_CHECKING:
-    from lab.engine.experiment import Experiment
+    from protofleet.lab.engine.experiment import Experiment
 
 __all__ = ["PARTS", "TABLES", "Column", "Missing", "Preset", "Row", "Settings", "Table", "read_table"]
 
@@ -141,9 +141,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Raises:
             UsageError, MethodError: when they do not fit together.
         """
-        from lab.engine.deployed import Course
-        from lab.engine.experiment import Experiment
-        from lab.engine.run_averaging import Measures
+        from protofleet.lab.engine.deployed import Course
+        from protofleet.lab.engine.experiment import Experiment
+        from protofleet.lab.engine.run_averaging import Measures
 
         given = self._given()
 
@@ -303,7 +303,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
         return self.quick
 
-    def settle(self, row: Row, column: Column, *, quick: bool, preset: str = "") -> Settings:
+    def settings_of(self, row: Row, column: Column, *, quick: bool, preset: str = "") -> Settings:
         """A cell's settings, by a preset's name or as they stand.
 
         Raises:
@@ -330,7 +330,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             UsageError, MethodError: a name is none.
         """
         for row, column in self.choose(rows, columns):
-            self.settle(row, column, quick=quick, preset=preset).check_names(f"{row.name}, {column.name}")
+            self.settings_of(row, column, quick=quick, preset=preset).check_names(f"{row.name}, {column.name}")
 
     def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:
         """The cells of these rows and columns by name, all where none is named.
@@ -370,14 +370,14 @@ def read_table(name: str) -> tuple[str, Table]:
         raise UsageError(f"lab table {name}", expected="a TOML file", got=error.strerror) from None
     except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
         raise UsageError(f"lab table {name}", expected="a table's settings", got=error) from None
-    for each in (*table.rows, *table.columns):
-        if "," in each.name:
-            raise UsageError(f"lab table {name}", expected="names without a comma", got=each.name)
+    for entry in (*table.rows, *table.columns):
+        if "," in entry.name:
+            raise UsageError(f"lab table {name}", expected="names without a comma", got=entry.name)
     for row in table.rows:
         for column in table.columns:
             _check_metric(name, table.metric_of(row, column))
         published = (row.published, row.spread, row.gains, row.sent)
-        given = [*row.columns, *(column for each in published for column in each)]
+        given = [*row.columns, *(column for numbers in published for column in numbers)]
         _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
         _named(f"{name}: tested", [row.tested] if row.tested else [], list(TABLES))
         _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
@@ -403,8 +403,8 @@ def _check_presets(name: str, table: Table) -> None:
 def _check_validation(name: str, table: Table) -> None:
     """A published number is of the test set, and so is what stands beside it."""
     for row, column in table.choose((), ()):
-        beside = any(column.name in each for each in (row.published, row.gains))
-        if beside and table.settle(row, column, quick=False).validation:
+        beside = any(column.name in numbers for numbers in (row.published, row.gains))
+        if beside and table.settings_of(row, column, quick=False).validation:
             got = "validation = true"
             raise UsageError(f"{name}: {row.name}, {column.name}", expected="no published number, or the test", got=got)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hw_profiles.units import nice_bytes
-from lab.paper_tables.metrics import METRICS
-from lab.paper_tables.seeds import half_interval, paired
-from lab.paper_tables.sheet import Sheet, SheetCell
+from protofleet.hw_profiles.units import nice_bytes
+from protofleet.lab.paper_tables.metrics import METRICS
+from protofleet.lab.paper_tables.seeds import half_interval, paired
+from protofleet.lab.paper_tables.table_ledger import Sheet, SheetCell
 
 __all__ = ["metrics_table", "seeds_table"]
 
@@ -40,13 +40,13 @@ def _difference(sheet: Sheet, cell: SheetCell) -> list[str]:
     base = sheet.cell(sheet.against, cell.column)
     if base is None or base is cell or len(base.values) != len(base.seeds) or len(cell.values) != len(cell.seeds):
         return ["", "", ""]
-    found = paired(cell.values, cell.seeds, base.values, base.seeds)
-    if found is None:
+    difference = paired(cell.values, cell.seeds, base.values, base.seeds)
+    if difference is None:
         return ["", "", ""]
     return [
-        f"{found.mean * 100:+.2f} ± {found.half * 100:.2f}",
-        "–" if math.isnan(found.p) else f"{found.p:.3f}",
-        str(found.pairs),
+        f"{difference.mean * 100:+.2f} ± {difference.half * 100:.2f}",
+        "–" if math.isnan(difference.p) else f"{difference.p:.3f}",
+        str(difference.pairs),
     ]
 
 
@@ -57,8 +57,8 @@ def metrics_table(sheet: Sheet) -> list[str]:
         return []
     names = [name for name in METRICS if any(name in cell.metrics for cell in cells)]
     goal = f" The target is {sheet.target:g} %." if sheet.target is not None else ""
-    told = "Behind the accuracy, of the last measured round; in percent but for Jain's index, rounds and bytes."
-    lines = ["", told + goal, ""]
+    heading = "Behind the accuracy, of the last measured round; in percent but for Jain's index, rounds and bytes."
+    lines = ["", heading + goal, ""]
     lines += [f"|  |  | {' | '.join(names)} |", "| --- | --- |" + " ---: |" * len(names)]
     for cell in cells:
         lines.append(f"| {cell.row} | {cell.column} | {' | '.join(_text(cell, name) for name in names)} |")

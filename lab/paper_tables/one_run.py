@@ -1,8 +1,8 @@
 """One run of a table: from its settings to a line of the ledger, in this process or in another.
 
-A run writes its rounds to a file of its own, and beside it lies its checkpoint. That is also how a run in another
-process is followed, and how it goes on where that process is lost. On a cluster the directory must be one that all
-machines see.
+A run writes its rounds to a file of its own, with its checkpoint beside it. A run in another process is followed by
+this file, and continues from the checkpoint when that process is lost. On a cluster all machines must see the
+directory.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from typing import Any
 
 import msgspec
 
-from contract.errors import DivergedError
-from lab.data.datasets import DataSet
-from lab.engine.checkpoint import Checkpoint
-from lab.engine.deployed import RoundRecord
-from lab.engine.evaluation import AveragingRecord
-from lab.engine.experiment import run_experiment
-from lab.engine.workers import OneProcess, Workers, open_workers
-from lab.paper_tables.config import Settings
-from lab.paper_tables.run_log import Finished, code_mark
+from protofleet.contract.errors import DivergedError
+from protofleet.lab.data.datasets import DataSet
+from protofleet.lab.engine.checkpoint import Checkpoint
+from protofleet.lab.engine.deployed import RoundRecord
+from protofleet.lab.engine.evaluation import AveragingRecord
+from protofleet.lab.engine.experiment import run_experiment
+from protofleet.lab.paper_tables.config import Settings
+from protofleet.lab.paper_tables.run_log import Finished, code_mark
+from protofleet.lab.workers.engines import open_workers
+from protofleet.lab.workers.workers import OneProcess, Workers
 
-__all__ = ["Crew", "Progress", "Run", "Watch", "run_cell", "run_elsewhere"]
+__all__ = ["Progress", "Run", "Watch", "WorkerOptions", "run_cell", "run_elsewhere"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is run.
+    """One run of a table.
 
     Attributes:
-        data: its name.
-        words: which run this is, for a person.
-        path: where its rounds are written.
+        data: name of the data set.
+        title: the run's name for a person.
+        path: file for its rounds.
     """
 
     key: str
     data: str
     settings: Settings
     seed: int
-    words: str
+    title: str
     path: Path
 
     @property
     def rounds(self) -> int:
-        """How many its method has, FFC's not among them."""
+        """Number of rounds of the method, without FFC's."""
         return self.settings.experiment(self.data, self.seed).course.rounds
 
 
 @dataclass(frozen=True)
-class Crew:
-    """The workers that a run in another process has for its clients; with one job it is that process."""
+class WorkerOptions:
+    """The workers for the clients of a run in another process. With one job it is that process itself."""
 
     engine: str
     jobs: int
@@ -62,8 +63,8 @@ class Crew:
 
 @dataclass(frozen=True)
 class Progress:
-    """Who wants to know: `on_run(done, of, words)` before each run, `on_text` and `on_round` within it; `on_line` takes
-    what a person should see."""
+    """Callbacks: `on_run(done, total, title)` before each run, `on_text` and `on_round` within it, and `on_line` for
+    lines that a person should see."""
 
     on_run: Callable[[int, int, str], None]
     on_round: Callable[[str, RoundRecord], None]
@@ -72,8 +73,8 @@ class Progress:
 
 
 def run_cell(run: Run, data: DataSet, progress: Progress, workers: Workers) -> Finished:
-    """Run it, or go on with it; one that diverges is a result, too."""
-    experiment, words = run.settings.experiment(run.data, run.seed), run.words
+    """Do a run, or continue it. A run that diverges is a result, too."""
+    experiment, title = run.settings.experiment(run.data, run.seed), run.title
     checkpoint = Checkpoint(run.path.with_suffix(".checkpoint"), f"{run.key} {code_mark()}")
     failure = None
     records: list[RoundRecord] = []
@@ -82,15 +83,15 @@ def run_cell(run: Run, data: DataSet, progress: Progress, workers: Workers) -> F
     def on_round(record: RoundRecord) -> None:
         with run.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record.as_json()) + "\n")
-        progress.on_round(words, record)
+        progress.on_round(title, record)
 
     try:
         records = run_experiment(
             experiment,
             data=data,
             on_round=on_round,
-            on_device=lambda number, turn: progress.on_text(_at_round(words, number, experiment.course.rounds)),
-            on_text=lambda text: progress.on_text(f"{words}, {text}" if text else words),
+            on_device=lambda number, turn: progress.on_text(_at_round(title, number, experiment.course.rounds)),
+            on_text=lambda text: progress.on_text(f"{title}, {text}" if text else title),
             checkpoint=checkpoint,
             workers=workers,
         )
@@ -102,43 +103,43 @@ def run_cell(run: Run, data: DataSet, progress: Progress, workers: Workers) -> F
     return Finished(run.key, run.seed, given, checkpoint.elapsed, lines, failure, code_mark())
 
 
-def run_elsewhere(data: DataSet, _: None, item: tuple[Run, Crew]) -> Finished:
-    """The task: a run in a worker, which tells nobody but its file."""
-    run, crew = item
-    silent = Progress(lambda done, of, words: None, lambda words, record: None, lambda text: None)
-    if crew.jobs == 1:
-        return run_cell(run, data, silent, OneProcess(crew.threads))
-    with open_workers(crew.engine, crew.jobs, threads=crew.threads) as workers:
+def run_elsewhere(data: DataSet, _: None, item: tuple[Run, WorkerOptions]) -> Finished:
+    """The task of a worker: a run that reports only to its file."""
+    run, options = item
+    silent = Progress(lambda done, total, title: None, lambda title, record: None, lambda text: None)
+    if options.jobs == 1:
+        return run_cell(run, data, silent, OneProcess(options.threads))
+    with open_workers(options.engine, options.jobs, threads=options.threads) as workers:
         return run_cell(run, data, silent, workers)
 
 
 @dataclass
 class Watch:
-    """Follows runs of other processes by the files that they write."""
+    """Follows the runs of other processes by their files."""
 
     on_round: Callable[[str, RoundRecord], None]
     on_text: Callable[[str], None]
     _runs: dict[str, _Followed] = field(default_factory=dict)
 
-    def add(self, words: str, path: Path, rounds: int) -> None:
-        """A run begins."""
-        self._runs[words] = _Followed(path, rounds)
+    def add(self, title: str, path: Path, rounds: int) -> None:
+        """Follow a run that begins."""
+        self._runs[title] = _Followed(path, rounds)
 
-    def end(self, words: str) -> None:
-        """It has ended."""
-        self._tell(words, self._runs[words])
-        del self._runs[words]
+    def end(self, title: str) -> None:
+        """Report the last rounds of a run that has ended, and stop following it."""
+        self._tell(title, self._runs[title])
+        del self._runs[title]
 
     def look(self) -> None:
-        """Tell what is new."""
-        for words, run in self._runs.items():
-            self._tell(words, run)
+        """Report all new rounds."""
+        for title, run in self._runs.items():
+            self._tell(title, run)
 
-    def _tell(self, words: str, run: _Followed) -> None:
+    def _tell(self, title: str, run: _Followed) -> None:
         for record in run.new():
-            self.on_round(words, record)
+            self.on_round(title, record)
             others = f"; {len(self._runs)} runs under way" if len(self._runs) > 1 else ""
-            self.on_text(_at_round(words, min(record.round + 1, run.rounds), run.rounds) + others)
+            self.on_text(_at_round(title, min(record.round + 1, run.rounds), run.rounds) + others)
 
 
 @dataclass
@@ -149,7 +150,7 @@ class _Followed:
     told: int = 0
 
     def new(self) -> list[RoundRecord]:
-        """Rounds that were not there before; one that is run again after its worker was lost is told once."""
+        """The rounds since the last call. A round that is repeated after a lost worker counts once."""
         try:
             written = self.path.read_bytes()
         except OSError:  # of another machine, perhaps; what it gives comes at the end
@@ -168,10 +169,10 @@ def _record(fields: dict[str, Any]) -> RoundRecord:
     return (AveragingRecord if "spread" in fields else RoundRecord)(**fields)
 
 
-def _at_round(words: str, number: int, rounds: int) -> str:
-    return f"{words}, round {number} of {rounds}"
+def _at_round(title: str, number: int, rounds: int) -> str:
+    return f"{title}, round {number} of {rounds}"
 
 
 def _compact(record: RoundRecord) -> dict[str, Any]:
-    """A record without its empty parts."""
+    """The record without its empty parts."""
     return {name: value for name, value in record.as_json().items() if value not in ({}, None) and name != "schema"}

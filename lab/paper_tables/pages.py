@@ -1,9 +1,10 @@
 """`protofleet lab results`: every page and chart of a folder of ledgers, made again without running anything.
 
-    FOLDER/NAME.json   the ledgers (`sheet.py`): read; NAME-quick.json are of quick fractions, which stand beside what
+    FOLDER/NAME.json   the ledgers (`table_ledger.py`): read; NAME-quick.json are of quick fractions, which stand
+    beside what
                        has not been run
     FOLDER/NAME.md     their pages, and NAME-….svg, their charts (`render.py`): written
-    FOLDER/NAME-joules.md, …-joules.svg   of a table that asks for it: what it costs boards (`lab/board_costs/page.py`)
+    FOLDER/NAME-joules.md, …-joules.svg   of a table that asks for it: what it costs boards (`cost_page.py`)
     FOLDER/README.md   every published number of every table beside ours, what was not run with its command
     FOLDER/presets.md  the settings by source, side by side (`presets.py`)
 
@@ -20,14 +21,14 @@ from pathlib import Path
 
 import msgspec
 
-from contract.errors import StoreError, UsageError
-from contract.json_output import write_text
-from lab.board_costs.page import joules_pages, wants_joules
-from lab.paper_tables.config import TABLES, Table, read_table
-from lab.paper_tables.presets import presets_page
-from lab.paper_tables.render import MADE, hours, number, pages, quick_words
-from lab.paper_tables.sheet import Sheet, is_ledger, merged, read_sheet, write_json
-from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.files.json_output import write_text
+from protofleet.lab.paper_tables.config import TABLES, Table, read_table
+from protofleet.lab.paper_tables.cost_page import joules_pages, wants_joules
+from protofleet.lab.paper_tables.presets import presets_page
+from protofleet.lab.paper_tables.render import MADE, hours, number, pages, quick_words
+from protofleet.lab.paper_tables.table_ledger import Sheet, is_ledger, merged, read_sheet, write_json
+from protofleet.lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
 
 __all__ = ["differing", "made", "take", "write", "write_sheet"]
 
@@ -64,9 +65,9 @@ def differing(folder: Path) -> list[str]:
 
 def _left_over(folder: Path, texts: Mapping[str, str]) -> list[str]:
     """Pages that were made from a ledger that is gone, and their charts."""
-    found = [path for path in sorted(folder.glob("*.md")) if path.name not in texts and _is_made(path)]
-    charts = [path.name for page in found for path in sorted(folder.glob(f"{page.stem}-*.svg"))]
-    return [*(path.name for path in found), *(name for name in charts if name not in texts)]
+    left = [path for path in sorted(folder.glob("*.md")) if path.name not in texts and _is_made(path)]
+    charts = [path.name for page in left for path in sorted(folder.glob(f"{page.stem}-*.svg"))]
+    return [*(path.name for path in left), *(name for name in charts if name not in texts)]
 
 
 def _is_made(page: Path) -> bool:
@@ -167,7 +168,7 @@ def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
         if not any(sheet.preset == table.preset for sheet in mine):
             mine.insert(0, _nothing(name, table))
         for sheet in sorted(mine, key=lambda sheet: sheet.preset != table.preset):
-            quick = next((each for each in sheets if _is_fraction(each, sheet)), None)
+            quick = next((other for other in sheets if _is_fraction(other, sheet)), None)
             claims = claims_of(table, sheet, sheet.preset, quick)
             if sheet.preset != table.preset:
                 claims = [claim for claim in claims if claim.verdict != NOT_RUN]
@@ -261,16 +262,16 @@ def _causes(folder: Path) -> list[str]:
     for name in TABLES:
         _, table = read_table(name)
         if table.settings.validation:
-            there = (folder / f"{name}.json").exists()
-            lines += ["", f"### {f'[{name}]({name}.md)' if there else name}: {table.title}", ""]
-            lines += [f"- {line}" for line in table.found if there]
-            lines += [] if there and table.found else [_to_be_told(name, table, there)]
+            has_run = (folder / f"{name}.json").exists()
+            lines += ["", f"### {f'[{name}]({name}.md)' if has_run else name}: {table.title}", ""]
+            lines += [f"- {line}" for line in table.found if has_run]
+            lines += [] if has_run and table.found else [_to_be_told(name, table, has_run)]
     return lines
 
 
-def _to_be_told(name: str, table: Table, there: bool) -> str:
+def _to_be_told(name: str, table: Table, has_run: bool) -> str:
     command = f"`{command_for(name, ())}`"
-    return f"Run by {command}; nothing is concluded yet." if there else f"Not run: {command}; {quick_words(table)}"
+    return f"Run by {command}; nothing is concluded yet." if has_run else f"Not run: {command}; {quick_words(table)}"
 
 
 def _hardware(folder: Path) -> list[str]:
@@ -285,10 +286,10 @@ def _hardware(folder: Path) -> list[str]:
     ]
     lines += ["paper names no assumptions; each line is of one.", ""]
     lines += ["| claim | published | ours | assumption | verdict |", "| --- | ---: | ---: | --- | --- |"]
-    for each in claims:
-        published, ours = each.paper_percent, each.mobilenetv2_percent
+    for claim in claims:
+        published, ours = claim.paper_percent, claim.mobilenetv2_percent
         verdict = WITHIN if abs(ours - published) <= 1.0 else NOT_REPRODUCED
-        lines.append(f"| {each.claim} | {published:.1f} | {ours:.2f} | {each.assumption} | {verdict} |")
+        lines.append(f"| {claim.claim} | {published:.1f} | {ours:.2f} | {claim.assumption} | {verdict} |")
     return lines
 
 

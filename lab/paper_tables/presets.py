@@ -1,7 +1,9 @@
 """The page `results/presets.md`: the settings of each table by source, side by side.
 
-Of each row that the sources run differently: every setting in which they do. Of each table: what they agree on, from
-the settings that decide most. Read from the definitions, with every default.
+- For each row that the sources run differently: every setting in which they differ.
+- For each table: the common values of the most important settings.
+
+The settings are read from the definitions, with every default.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.paper_tables.config import TABLES, Row, Table, read_table
-from lab.paper_tables.verdicts import flat
+from protofleet.lab.paper_tables.config import TABLES, Row, Table, read_table
+from protofleet.lab.paper_tables.verdicts import flat
 
 __all__ = ["presets_page"]
 
@@ -20,7 +22,7 @@ _MAIN += ("optimizer", "momentum", "weight_decay", "lambda")
 
 
 def presets_page() -> str:
-    """The page's text."""
+    """The text of the page."""
     lines = ["# Settings by source, side by side", ""]
     lines += [
         "Where a paper, its public code and its authors' framework differ, each reading has a name:",
@@ -35,37 +37,38 @@ def presets_page() -> str:
 
 def _section(name: str, table: Table) -> list[str]:
     lines = ["", f"## {name}", "", f"{table.source}.", ""]
-    for preset, found in table.presets.items():
-        words = f"**{_SOURCES[preset]}**" if preset == table.preset else _SOURCES[preset]
-        lines.append(f"- {words} (`{preset}`): {found.says}.")
+    for preset, reading in table.presets.items():
+        source = f"**{_SOURCES[preset]}**" if preset == table.preset else _SOURCES[preset]
+        lines.append(f"- {source} (`{preset}`): {reading.says}.")
     rows = {row.name: _by_preset(table, row) for row in table.rows}
-    lines += ["", "Every row: " + ", ".join(_common([each[table.preset] for each in rows.values()])) + "."]
+    lines += ["", "Every row: " + ", ".join(_common([by_preset[table.preset] for by_preset in rows.values()])) + "."]
     if len(table.presets) == 1:
         return lines
     heads = [f"**{preset}**" if preset == table.preset else preset for preset in table.presets]
     lines += ["", f"| row | setting | {' | '.join(heads)} |", "| --- | --- |" + " --- |" * len(heads)]
-    apart = {name: _apart(list(found.values())) for name, found in rows.items()}
-    shared = [each for each in apart[table.rows[0].name] if all(each in found for found in apart.values())]
-    lines += [_line("every row", each) for each in shared]
-    lines += [_line(name, each) for name, found in apart.items() for each in found if each not in shared]
+    apart = {name: _apart(list(by_preset.values())) for name, by_preset in rows.items()}
+    shared = [cells for cells in apart[table.rows[0].name] if all(cells in differing for differing in apart.values())]
+    lines += [_line("every row", cells) for cells in shared]
+    lines += [_line(name, cells) for name, differing in apart.items() for cells in differing if cells not in shared]
     return lines
 
 
-def _line(row: str, each: tuple[str, ...]) -> str:
-    return f"| {row} | {' | '.join(each)} |"
+def _line(row: str, cells: tuple[str, ...]) -> str:
+    return f"| {row} | {' | '.join(cells)} |"
 
 
-def _apart(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Each setting that is not the same by every preset, and what it is."""
-    names = dict.fromkeys(name for each in found for name in each)
-    texts = [(_word(name), *(str(each.get(name, "–")) for each in found)) for name in names]
-    return [each for each in texts if len(set(each[1:])) > 1]
+def _apart(presets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Each setting that differs between the presets, with its values."""
+    names = dict.fromkeys(name for settings in presets for name in settings)
+    texts = [(_word(name), *(str(settings.get(name, "–")) for settings in presets)) for name in names]
+    return [line for line in texts if len(set(line[1:])) > 1]
 
 
 def _by_preset(table: Table, row: Row) -> dict[str, dict[str, Any]]:
     column = next(c for r, c in table.choose((row.name,), ()) if r is row)
-    settled = {name: table.settle(row, column, quick=False, preset=name) for name in table.presets}
-    return {name: dict(flat(each.experiment(table.data, 0).resolved())) for name, each in settled.items()}
+    settled = {name: table.settings_of(row, column, quick=False, preset=name) for name in table.presets}
+    resolved = {name: settings.experiment(table.data, 0).resolved() for name, settings in settled.items()}
+    return {name: dict(flat(values)) for name, values in resolved.items()}
 
 
 def _common(rows: Sequence[Mapping[str, Any]]) -> list[str]:

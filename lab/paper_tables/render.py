@@ -1,8 +1,8 @@
-"""A table's ledger, shown: on the screen, as `NAME.md`, and as charts of their own, from what `sheet.py` holds alone.
+"""Renders a table's ledger: on the screen, as `NAME.md`, and as charts. Its only input is `table_ledger.py`.
 
-Every rendering puts the published number beside ours with the difference, and says how many seeds, the spread, the
-wall time of a run and the bytes that one client sends. Accuracies are percent; a quick run is labelled as one. A page's
-first lines say what is reproduced, what is not and why, and what has not been run (`verdicts.py`).
+Every rendering shows the published number beside ours with the difference, the number of seeds, the spread, the wall
+time of a run, and the bytes that one client sends. Accuracies are in percent. A quick run is labelled as one. A page
+begins with what is reproduced, what is not and why, and what has not been run (`verdicts.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from rich.console import Group
 from rich.table import Table as Shown
 
-from hw_profiles.charts.curves import Line, curves
-from hw_profiles.charts.marks import standalone
-from hw_profiles.charts.scatter import Mark, scatter
-from hw_profiles.units import nice_bytes
-from lab.board_costs.page import KINDS
-from lab.paper_tables.config import Table
-from lab.paper_tables.more_tables import metrics_table, seeds_table
-from lab.paper_tables.sheet import Sheet, SheetCell
-from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
+from protofleet.hw_profiles.charts.curves import Line, curves
+from protofleet.hw_profiles.charts.marks import standalone
+from protofleet.hw_profiles.charts.scatter import Mark, scatter
+from protofleet.hw_profiles.units import nice_bytes
+from protofleet.lab.paper_tables.config import Table
+from protofleet.lab.paper_tables.cost_page import KINDS
+from protofleet.lab.paper_tables.more_tables import metrics_table, seeds_table
+from protofleet.lab.paper_tables.table_ledger import Sheet, SheetCell
+from protofleet.lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
 __all__ = ["MADE", "head_lines", "hours", "number", "pages", "quick_words", "show"]
 
@@ -42,7 +42,7 @@ def show(sheet: Sheet) -> Group:
         shown.add_row(*_texts(cell))
     lines = [f"[bold]{sheet.title}[/bold]", f"[dim]{sheet.source}[/dim]"]
     warnings = (_validation(sheet), _quick(sheet) if sheet.quick else "")
-    lines += [f"[yellow]{words}[/yellow]" for words in warnings if words]
+    lines += [f"[yellow]{warning}[/yellow]" for warning in warnings if warning]
     return Group("", *lines, "", shown, "", *(f"[dim]{note}[/dim]" for note in _notes(sheet)))
 
 
@@ -74,27 +74,28 @@ def pages(stem: str, sheet: Sheet, table: Table | None = None) -> dict[str, str]
 
 
 def head_lines(sheet: Sheet, table: Table) -> list[str]:
-    """Reproduced, not reproduced, or not run, and why."""
-    found = [f"**{words}**", ""] if (words := _validation(sheet)) else []
+    """The first lines of a page: reproduced, not reproduced, or not run, and why."""
+    opening = [f"**{validation}**", ""] if (validation := _validation(sheet)) else []
     if sheet.quick:
-        return [*found, f"**{_quick(sheet)}**", ""]
+        return [*opening, f"**{_quick(sheet)}**", ""]
     claims = claims_of(table, sheet, sheet.preset)
-    found += [*(f"- {line}" for line in table.found), ""] if table.found else []
+    opening += [*(f"- {line}" for line in table.found), ""] if table.found else []
     if not claims:
-        return found or ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
-    held = [claim for claim in claims if claim.held]
+        return opening or ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
+    reproduced = [claim for claim in claims if claim.held]
     missed = [claim for claim in claims if claim.verdict == NOT_REPRODUCED]
     missing = [claim for claim in claims if claim.verdict == NOT_RUN]
-    word = (
+    verdict = (
         "Reproduced"
-        if len(held) == len(claims)
+        if len(reproduced) == len(claims)
         else "Partly reproduced"
-        if held
+        if reproduced
         else "Not reproduced"
         if missed
         else "Not run"
     )
-    lines = [*found, f"**{word}: {len(held)} of {len(claims)} published numbers**" + _how(held) + ".", ""]
+    count = f"{len(reproduced)} of {len(claims)} published numbers"
+    lines = [*opening, f"**{verdict}: {count}**{_how(reproduced)}.", ""]
     lines += [f"- Not reproduced: {text}" for text in _by_row(missed)]
     lines += [f"- Not run: {text}" for text in _by_row(missing)]
     runnable = [claim for claim in missing if claim.row_there]
@@ -106,29 +107,29 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
 
 
 def quick_words(table: Table) -> str:
-    """What `--quick` would run of it."""
+    """What `--quick` would run of the table."""
     return f"with `--quick` {table.quick.says}." if table.quick else "there is no quick fraction."
 
 
 def hours(value: float | None) -> str:
-    """In words."""
+    """Hours in words."""
     if value is None:
         return "at a cost that nothing here has measured"
     return f"{value * 60:.0f} minutes" if value < 1.5 else f"{value:,.0f} hours"
 
 
 def number(claim: Claim, value: float, *, sign: bool = False) -> str:
-    """A published number's, ours or the difference of both, as it is printed."""
+    """A number as it is printed: the published one, ours, or their difference."""
     if claim.what == "parameters sent":
         return f"{value:+,.0f}" if sign else f"{value:,.0f}"
     text = f"{value:+.2f}" if sign else f"{value:.2f}"
     return text if claim.what == "accuracy" else f"{text} %"
 
 
-def _how(held: Sequence[Claim]) -> str:
-    kinds = list(dict.fromkeys(claim.verdict for claim in held))
-    counts = [f"{sum(claim.verdict == kind for claim in held)} {kind}" for kind in kinds]
-    one = sum(claim.seeds == 1 for claim in held)
+def _how(reproduced: Sequence[Claim]) -> str:
+    kinds = list(dict.fromkeys(claim.verdict for claim in reproduced))
+    counts = [f"{sum(claim.verdict == kind for claim in reproduced)} {kind}" for kind in kinds]
+    one = sum(claim.seeds == 1 for claim in reproduced)
     counts += [f"{one} of them on one seed"] if one else []
     return f" ({', '.join(counts)})" if counts else ""
 
@@ -138,11 +139,11 @@ def _by_row(claims: Sequence[Claim]) -> list[str]:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for claim in claims:
         rows.setdefault((claim.row, claim.what, claim.why), []).append(claim.column + _apart(claim))
-    found = []
-    for (row, what, why), each in rows.items():
-        words = f"{row}, {what}" if what != "accuracy" else row
-        found.append(f"{words}: {', '.join(each)}" + (f". {why[0].upper()}{why[1:]}." if why else "."))
-    return found
+    lines = []
+    for (row, what, why), texts in rows.items():
+        subject = f"{row}, {what}" if what != "accuracy" else row
+        lines.append(f"{subject}: {', '.join(texts)}" + (f". {why[0].upper()}{why[1:]}." if why else "."))
+    return lines
 
 
 def _apart(claim: Claim) -> str:
@@ -151,8 +152,8 @@ def _apart(claim: Claim) -> str:
 
 def _sum(claims: Sequence[Claim]) -> float | None:
     """Of runs, each once: a gain or a number of bytes comes with the accuracy's."""
-    found = {(claim.row, claim.column): claim.hours for claim in claims}
-    known = [value for value in found.values() if value is not None]
+    by_cell = {(claim.row, claim.column): claim.hours for claim in claims}
+    known = [value for value in by_cell.values() if value is not None]
     return sum(known) if known else None
 
 

@@ -1,13 +1,15 @@
-"""What a table's runs have given so far: an append-only file of one JSON line for each finished run.
+"""The ledger of a table's runs: an append-only file with one JSON line for each finished run.
 
-A run is known by its key, a hash of its settings with every default, its seed and its data, so an interrupted table
-goes on with the first run that has no line, a changed setting or default is a new run, and two processes may share the
-file: a line is one write to a file opened for appending, followed by fsync. A last line that a power cut left half is
-not read. A line also names the code that gave it, `code_mark`, and a run of other code is no run unless it is asked
-for; nor is one of a ledger that named neither.
+The key of a run is a hash of its settings with every default, its seed and its data. So:
 
-While a run is under way its rounds are written, one JSON line each, to a file of their own, and beside it lies its
-checkpoint (`lab/engine/checkpoint.py`).
+- An interrupted table continues with the first run that has no line.
+- A changed setting or default makes a new run.
+- Two processes may share the file. A line is one write to a file opened for appending, followed by fsync.
+- An incomplete last line, after a power cut, is not read.
+- A line names its code (`code_mark`). Runs of other code, or of a ledger that names none, count only on request.
+
+While a run is under way, its rounds are written to a file of its own, one JSON line each. Its checkpoint lies beside it
+(`lab/engine/checkpoint.py`).
 """
 
 from __future__ import annotations
@@ -23,24 +25,24 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from contract.errors import StoreError
+from protofleet.contract.errors import StoreError
 
 __all__ = ["Finished", "Ledger", "code_mark", "data_mark", "run_key"]
 
 _FILES_BY_NAME = 20
-_CODE = ("contract", "edge_client", "aggregator", "export", "lab/algorithms", "lab/data", "lab/engine")
+_CODE = ("contract", "edge_client", "aggregator", "export", "lab/algorithms", "lab/data", "lab/engine", "lab/training")
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to its end.
+    """A finished run.
 
     Attributes:
         key: see `run_key`.
         seconds: wall time.
         records: the rounds that were measured, and every round's loss and bytes.
-        failure: one line when training diverged; there are no records then.
-        code: what `code_mark` gave; empty in a line of before 0.2.
+        failure: one line if training diverged. There are no records then.
+        code: result of `code_mark`; empty in a line from before 0.2.
     """
 
     key: str
@@ -53,11 +55,11 @@ class Finished:
 
 
 def run_key(resolved: Mapping[str, Any], seed: int, data: str) -> str:
-    """16 hex digits that stand for a run.
+    """16 hex digits that identify a run.
 
     Args:
-        resolved: what `Experiment.resolved` gives.
-        data: what `data_mark` gives.
+        resolved: result of `Experiment.resolved`.
+        data: result of `data_mark`.
     """
     canonical = json.dumps([resolved, seed, data], sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -77,10 +79,10 @@ def code_mark() -> str:
 
 
 def data_mark(name: str) -> str:
-    """A data set in a few words: the name, and for a path its files' names and sizes, not where it lies."""
+    """A data set in a few words: its name, or for a path the names and sizes of its files, without their place."""
     place = Path(name)
     if "+" in name and not place.exists():
-        return " + ".join(data_mark(each) for each in name.split("+"))
+        return " + ".join(data_mark(part) for part in name.split("+"))
     if not place.exists():
         return name
     files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
@@ -95,7 +97,7 @@ class Ledger:
     """The file `OUT/runs.jsonl` of one table, and `OUT/rounds/`.
 
     Raises:
-        StoreError: when the directory cannot be written.
+        StoreError: the directory cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,18 +108,18 @@ class Ledger:
             raise StoreError(f"{folder}", expected="a directory to write to", got=error.strerror) from None
 
     def read(self, code: str | None = None) -> dict[str, Finished]:
-        """Every finished run of this code, or of any, by key; the later line counts where there are two."""
+        """Every finished run of this code, or of any code, by key. Of two lines with one key the later counts."""
         if not self.path.exists():
             return {}
-        found = {}
+        runs = {}
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 run = Finished(**json.loads(line))
             except (json.JSONDecodeError, TypeError):
                 continue
             if code in (None, run.code):
-                found[run.key] = run
-        return found
+                runs[run.key] = run
+        return runs
 
     def append(self, run: Finished) -> None:
         """Write one line, durably.
@@ -138,6 +140,6 @@ class Ledger:
         except OSError as error:
             raise StoreError(f"{self.path}", expected="a file that can be written", got=error.strerror) from None
 
-    def rounds_of(self, *words: str) -> Path:
-        """Where a run's rounds are written."""
-        return self._rounds / (re.sub(r"[^a-z0-9.+-]+", "-", "_".join(words).lower()).strip("-") + ".jsonl")
+    def rounds_of(self, *parts: str) -> Path:
+        """The file for a run's rounds."""
+        return self._rounds / (re.sub(r"[^a-z0-9.+-]+", "-", "_".join(parts).lower()).strip("-") + ".jsonl")

@@ -1,13 +1,13 @@
-"""Run a table: every cell that has no line in the ledger yet, seed by seed, so that a half-done table is a whole one
-with fewer seeds. A run that was interrupted goes on from its checkpoint.
+"""Runs a table: every run that has no line in the ledger yet, seed by seed.
 
-With several workers (`lab/engine/workers.py`) so many runs are under way at a time, each a task; what a run's process
-tells of its rounds is read from the file that it writes them to. Where fewer runs are left than there are workers, a
-run spreads its clients over its share of them. The ledger is written here alone, in the order in which runs end; its
-lines have keys, so the cells do not depend on it.
-
-`run_table` validates every cell before the first round is trained, loads the data once, and returns `Cell`s: what was
-measured beside what was published. A run that diverges is a result, too: its cell says so.
+- A half-done table is a complete one with fewer seeds. An interrupted run continues from its checkpoint.
+- With several workers (`lab/workers/workers.py`) several runs are under way at a time, each a task. The rounds of a run
+  in another process are read from its file. If fewer runs are left than workers, a run spreads its clients over its
+  share of them.
+- Only this process writes the ledger, in the order in which runs end. Its lines have keys, so the cells do not depend
+  on that order.
+- `run_table` validates every cell before the first round, loads the data once, and returns `Cell`s: measured beside
+  published figures. A run that diverges is a result, too: its cell says so.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from typing import Any
 
 import numpy as np
 
-from contract.errors import MethodError, UsageError
-from contract.methods import closing_method
-from lab.data.datasets import DataSet, load_dataset
-from lab.engine.workers import OneProcess, Workers
-from lab.paper_tables.config import PARTS, Column, Row, Settings, Table
-from lab.paper_tables.metrics import METRICS, metrics_of, per_class_of
-from lab.paper_tables.one_run import Crew, Progress, Run, Watch, run_cell, run_elsewhere
-from lab.paper_tables.run_log import Finished, Ledger, code_mark, data_mark, run_key
+from protofleet.contract.errors import MethodError, UsageError
+from protofleet.contract.methods import closing_method
+from protofleet.lab.data.datasets import DataSet, load_dataset
+from protofleet.lab.paper_tables.config import PARTS, Column, Row, Settings, Table
+from protofleet.lab.paper_tables.metrics import METRICS, metrics_of, per_class_of
+from protofleet.lab.paper_tables.one_run import Progress, Run, Watch, WorkerOptions, run_cell, run_elsewhere
+from protofleet.lab.paper_tables.run_log import Finished, Ledger, code_mark, data_mark, run_key
+from protofleet.lab.workers.workers import OneProcess, Workers
 
 __all__ = ["Cell", "Order", "Progress", "run_table"]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked of a table.
+    """What to run of a table.
 
     Attributes:
-        data: a name or a directory; the table's own when None.
-        seeds: instead of the table's number.
-        first_seed: the seeds are this one and the following.
-        preset: the name of one of the table's; empty for the settings as they stand.
-        any_code: runs of other code count as well.
-        rows, columns: by name; all when empty.
-        show: nothing is run; only the cells that have been run, at least in part, are there.
+        data: a name or a directory; None for the table's own.
+        seeds: number of seeds; None for the table's.
+        first_seed: the first seed; the others follow it.
+        preset: name of a preset of the table; empty for the settings as they stand.
+        any_code: whether runs of other code count, too.
+        rows, columns: names; empty for all.
+        show: run nothing, and give only the cells with finished runs.
     """
 
     table: Table
@@ -60,11 +60,11 @@ class Order:
 
     def __post_init__(self) -> None:
         for row, column in self.table.choose(self.rows, self.columns):  # an unknown name ends here, before anything is
-            self.settle(row, column)
+            self.settings_of(row, column)
 
-    def settle(self, row: Row, column: Column) -> Settings:
-        """A cell's settings."""
-        return self.table.settle(row, column, quick=self.quick, preset=self.preset)
+    def settings_of(self, row: Row, column: Column) -> Settings:
+        """The settings of a cell."""
+        return self.table.settings_of(row, column, quick=self.quick, preset=self.preset)
 
     @property
     def numbers(self) -> range:
@@ -73,7 +73,7 @@ class Order:
 
     @property
     def runs(self) -> int:
-        """Seeds for each cell."""
+        """Number of seeds for each cell."""
         return self.seeds or (self.table.fraction.seeds if self.quick else self.table.seeds)
 
 
@@ -84,17 +84,17 @@ class Cell:
     Attributes:
         values: accuracy as a fraction, one for each finished seed.
         published: as a fraction; None where the paper has none.
-        over_clients: standard deviation over clients, mean over seeds; None where it is not known.
-        uplink_bytes: of one client in one round, mean.
-        total_bytes: of one client over the whole run, closings included where the metric is theirs.
+        over_clients: standard deviation over clients, mean over seeds; None where unknown.
+        uplink_bytes: mean bytes of one client in one round.
+        total_bytes: bytes of one client over the whole run, with the closing where the metric is of one.
         curve: round → accuracy, mean over seeds.
         failures: one line for each seed that diverged.
         curve_std: round → standard deviation over seeds; empty for fewer than two.
-        metrics: further ones, see `lab/paper_tables/metrics.py`; mean over seeds.
-        per_class: the share of each class's images that was named right, mean over seeds.
+        metrics: further metrics (`lab/paper_tables/metrics.py`), mean over seeds.
+        per_class: share of right answers for each class, mean over seeds.
         resolved: every setting that was used, defaults too.
         code: `code_mark` of its runs.
-        seeds: that `values` are of.
+        seeds: the seeds of `values`.
     """
 
     row: Row
@@ -118,7 +118,7 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Mean over seeds."""
         return float(np.mean(self.values)) if self.values else None
 
     @property
@@ -128,15 +128,15 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the published."""
+        """Our figure minus the published one."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
 
 def run_table(order: Order, progress: Progress, workers: Workers | None = None) -> list[Cell]:
-    """Run what is missing, and read every cell.
+    """Do the missing runs, and read every cell.
 
     Args:
-        workers: who computes; this process when left out.
+        workers: where the runs are computed; None for this process.
 
     Raises:
         UsageError, MethodError, DataError: a cell's settings do not fit, or the data cannot be had.
@@ -149,10 +149,10 @@ def run_table(order: Order, progress: Progress, workers: Workers | None = None) 
     wanted: dict[str, tuple[Settings, int, str]] = {}
     for seed in order.numbers:
         for row, column in chosen:
-            settings = order.settle(row, column)
-            words = f"{row.name}, {column.name}, seed {seed}"
-            resolved = _resolved(settings, name, seed, words)
-            wanted.setdefault(run_key(resolved, seed, mark), (settings, seed, words))
+            settings = order.settings_of(row, column)
+            title = f"{row.name}, {column.name}, seed {seed}"
+            resolved = _resolved(settings, name, seed, title)
+            wanted.setdefault(run_key(resolved, seed, mark), (settings, seed, title))
     done = ledger.read(None if order.any_code else code_mark())
     _tell_others(ledger, wanted, done, progress)
     missing = {key: run for key, run in wanted.items() if key not in done and not order.show}
@@ -171,46 +171,46 @@ def run_table(order: Order, progress: Progress, workers: Workers | None = None) 
     return [cell for cell in cells if cell.values or cell.failures or not order.show]
 
 
-def _resolved(settings: Settings, data: str, seed: int, words: str) -> dict[str, Any]:
-    """A run's settings with every default; what does not fit is refused before hours of training.
+def _resolved(settings: Settings, data: str, seed: int, title: str) -> dict[str, Any]:
+    """A run's settings with every default. Settings that do not fit are refused before hours of training.
 
     Raises:
-        UsageError, MethodError: it does not; the line begins with the run.
+        UsageError, MethodError: they do not fit. The line begins with the run's title.
     """
     try:
         return settings.experiment(data, seed).resolved()
     except (UsageError, MethodError) as error:
-        line = f"{words}: {error.message}"
+        line = f"{title}: {error.message}"
         raise type(error)(line, expected=error.expected, got=error.got, hint=error.hint) from None
 
 
-def _finished(runs: list[Run], data: DataSet, of: int, progress: Progress, workers: Workers) -> Iterator[Finished]:
-    """Every run, as it ends."""
-    before, ended = of - len(runs), 0
+def _finished(runs: list[Run], data: DataSet, total: int, progress: Progress, workers: Workers) -> Iterator[Finished]:
+    """Do the runs, and yield each when it ends."""
+    before, ended = total - len(runs), 0
     if workers.jobs == 1 or len(runs) == 1:
         for number, run in enumerate(runs):
-            progress.on_run(before + number, of, run.words)
+            progress.on_run(before + number, total, run.title)
             yield run_cell(run, data, progress, workers)
         return
     watch = Watch(progress.on_round, progress.on_text)
 
-    def begin() -> Iterator[tuple[Run, Crew]]:
+    def begin() -> Iterator[tuple[Run, WorkerOptions]]:
         for number, run in enumerate(runs):
-            progress.on_run(before + ended, of, run.words)
-            watch.add(run.words, run.path, run.rounds)
+            progress.on_run(before + ended, total, run.title)
+            watch.add(run.title, run.path, run.rounds)
             share = max(workers.jobs // (len(runs) - number), 1)
-            yield run, Crew(workers.engine, share, workers.threads)
+            yield run, WorkerOptions(workers.engine, share, workers.threads)
 
-    with workers.settle(data) as at:
-        for place, finished in at.as_done(run_elsewhere, None, begin(), ahead=0, on_wait=watch.look):
+    with workers.at_site(data) as site:
+        for place, finished in site.as_done(run_elsewhere, None, begin(), ahead=0, on_wait=watch.look):
             ended += 1
-            watch.end(runs[place].words)
-            progress.on_run(before + ended, of, runs[place].words)
+            watch.end(runs[place].title)
+            progress.on_run(before + ended, total, runs[place].title)
             yield finished
 
 
 def _tell_others(ledger: Ledger, wanted: Iterable[str], done: Mapping[str, Finished], progress: Progress) -> None:
-    """Say of runs of other code that they are there."""
+    """Report that the ledger has runs of other code."""
     others = {key: run for key, run in ledger.read().items() if key in set(wanted) and key not in done}
     if others:
         codes = ", ".join(sorted({run.code or "code that is not named" for run in others.values()}))
@@ -219,14 +219,14 @@ def _tell_others(ledger: Ledger, wanted: Iterable[str], done: Mapping[str, Finis
 
 def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Finished]) -> Cell:
     table, name = order.table, order.data or order.table.data
-    settings, metric = order.settle(row, column), table.metric_of(row, column)
+    settings, metric = order.settings_of(row, column), table.metric_of(row, column)
     resolved = settings.experiment(name, 0).resolved()
     keys = [run_key(resolved, seed, mark) for seed in order.numbers]
     runs = [done[key] for key in keys if key in done]
     good = [run for run in runs if run.failure is None]
     curves = [_curve(run.records, metric) for run in good]
     values = [_last(curve, run.records, table.last) for curve, run in zip(curves, good, strict=True) if curve]
-    spreads = [found for run in good if (found := _over_clients(run.records, metric)) is not None]
+    spreads = [deviation for run in good if (deviation := _over_clients(run.records, metric)) is not None]
     published = row.published.get(column.name)
     curve, curve_std = _mean_curve(curves)
     return Cell(
@@ -247,25 +247,25 @@ def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Fin
         per_class=_per_class(good, metric),
         resolved=resolved,
         code=tuple(sorted({run.code for run in runs})),
-        seeds=tuple(run.seed for run, each in zip(good, curves, strict=True) if each),
+        seeds=tuple(run.seed for run, points in zip(good, curves, strict=True) if points),
     )
 
 
 def _metrics(
     runs: Sequence[Finished], curves: Sequence[dict[int, float]], metric: str, clients: int, target: float | None
 ) -> dict[str, float]:
-    """Means over the seeds that have them; what it took to the target only where every seed has reached it."""
+    """Mean metrics over the seeds. Those about the target are given only if every seed has reached it."""
     goal = None if target is None else target / 100.0
     pairs = zip(runs, curves, strict=True)
-    each = [metrics_of(run.records, _named(metric), curve, clients, goal) for run, curve in pairs]
-    whole = [name for name in METRICS if each and all(name in found for found in each)]
-    return {name: _mean([found[name] for found in each]) for name in whole}
+    tables = [metrics_of(run.records, _named(metric), curve, clients, goal) for run, curve in pairs]
+    whole = [name for name in METRICS if tables and all(name in one for one in tables)]
+    return {name: _mean([one[name] for one in tables]) for name in whole}
 
 
 def _per_class(runs: Sequence[Finished], metric: str) -> list[float | None]:
-    """Mean over seeds; None for a class that nobody was asked about."""
-    each = [found for run in runs if (found := per_class_of(run.records, _named(metric)))]
-    columns = [[share for share in column if share is not None] for column in zip_longest(*each)]
+    """Mean share for each class over seeds; None for a class without images."""
+    tables = [shares for run in runs if (shares := per_class_of(run.records, _named(metric)))]
+    columns = [[share for share in column if share is not None] for column in zip_longest(*tables)]
     return [_mean(column) if column else None for column in columns]
 
 
@@ -293,8 +293,8 @@ def _last(curve: dict[int, float], records: Sequence[dict[str, Any]], last: int)
 def _over_clients(records: Sequence[dict[str, Any]], metric: str) -> float | None:
     name = _named(metric)
     for record in reversed(records):
-        if len(each := record.get("clients", {}).get(name, ())) > 1:
-            return float(np.std(each))
+        if len(accuracies := record.get("clients", {}).get(name, ())) > 1:
+            return float(np.std(accuracies))
         if name in record.get("spread", {}):
             return float(record["spread"][name])
     return None
@@ -308,7 +308,7 @@ def _uplink(records: Sequence[dict[str, Any]]) -> float:
 
 
 def _total(records: Sequence[dict[str, Any]], metric: str, clients: int) -> float:
-    """Bytes of one client over the run: rounds by how often it takes part, and a closing where the metric is one."""
+    """Mean bytes of one client over the run: its rounds, and the closing where the metric is of one."""
     way = metric.rpartition("/")[2]
     total = 0.0
     for record in records:
@@ -326,5 +326,5 @@ def _mean_curve(curves: Sequence[dict[int, float]]) -> tuple[dict[int, float], d
         return {}, {}
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     values = {number: [curve[number] for curve in curves] for number in common}
-    spread = {number: float(np.std(found, ddof=1)) for number, found in values.items() if len(found) > 1}
-    return {number: float(np.mean(found)) for number, found in values.items()}, spread
+    spread = {number: float(np.std(points, ddof=1)) for number, points in values.items() if len(points) > 1}
+    return {number: float(np.mean(points)) for number, points in values.items()}, spread

@@ -1,7 +1,8 @@
-"""What seeds say together: an interval around their mean, and whether two rows differ on the same seeds.
+"""Statistics over seeds: an interval around their mean, and whether two rows differ on the same seeds.
 
-Both are Student's: 95 % of the mean of n values, and the paired test of the differences, seed by seed, since two rows
-share a seed's division of the data. With two or three seeds they say little, and that is what they then say.
+Both are Student's: the 95 % interval of the mean of n values, and the paired test of the differences, seed by seed. The
+test is paired because two rows share a seed's division of the data. With two or three seeds the interval is wide and
+the test weak.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def half_interval(values: Sequence[float]) -> float | None:
 def paired(
     ours: Sequence[float], our_seeds: Sequence[int], theirs: Sequence[float], their_seeds: Sequence[int]
 ) -> Paired | None:
-    """Ours less theirs on the seeds that both have; None for fewer than two of them.
+    """Our values minus theirs on the common seeds; None for fewer than two common seeds.
 
     Args:
-        our_seeds, their_seeds: of each value.
+        our_seeds, their_seeds: the seed of each value.
     """
     from scipy import stats
 

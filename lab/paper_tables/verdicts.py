@@ -1,4 +1,4 @@
-"""Each published number beside ours: the difference, and what it comes to.
+"""Each published number beside ours: the difference, and the verdict.
 
     within 1 point              of the percentage, or of the gain in percent
     within the paper's spread   its own ±
@@ -7,9 +7,9 @@
     not run                     no run with the settings that the table has now: the command, what it would cost, and
                                 what the quick fraction gave where that was run
 
-Computed from a table's definition, which has the published numbers, and its ledger, which has ours. A cell whose
-settings are no longer the table's is not held against the paper; what it gave is said. What a run would cost is what
-runs of the same row took, or of the same table; else the definition's guess.
+A table's definition has the published numbers, and its ledger has ours. A cell whose settings are no longer the table's
+is not compared with the paper; its result is only mentioned. The cost of a missing run is that of the runs of the same
+row, or of the same table, or else the definition's guess.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.paper_tables.config import Column, Row, Table
-from lab.paper_tables.sheet import Sheet, SheetCell
+from protofleet.lab.paper_tables.config import Column, Row, Table
+from protofleet.lab.paper_tables.table_ledger import Sheet, SheetCell
 
 __all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command_for", "flat", "hours_of"]
 
@@ -80,7 +80,7 @@ def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet 
         preset: the settings as they stand when empty.
         quick: what has been run of the quick fraction, which says what it gave of a number that has not been run.
     """
-    found = []
+    claims = []
     for row, column in table.choose((), ()):
         cell = sheet.cell(row.name, column.name) if sheet is not None else None
         hours = hours_of(table, sheet, row)
@@ -89,11 +89,12 @@ def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet 
             if judged.verdict == NOT_RUN and quick is not None:
                 gave, failure = _of_quick(claim, table, quick, row, column, preset)
                 judged = replace(judged, quick=gave, quick_failure=failure)
-            found.append(judged)
-    for each in table.missing:
-        pairs = each.published.items()
-        found += [Claim(each.name, column, "accuracy", value, why=each.why, row_there=False) for column, value in pairs]
-    return found
+            claims.append(judged)
+    for missing_row in table.missing:
+        pairs = missing_row.published.items()
+        name, why = missing_row.name, missing_row.why
+        claims += [Claim(name, column, "accuracy", value, why=why, row_there=False) for column, value in pairs]
+    return claims
 
 
 def _published(row: Row, column: str) -> Iterator[Claim]:
@@ -118,8 +119,9 @@ def _judged(
     if ours is None:
         return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
     claim = replace(claim, ours=ours, seeds=cell.runs)
-    found = (_changed(table, each, column, of, preset) for each, of in _compared(table, row, cell, base))
-    changed = "; ".join(dict.fromkeys(filter(None, found)))
+    compared = _compared(table, row, cell, base)
+    changes = (_changed(table, other, column, its_cell, preset) for other, its_cell in compared)
+    changed = "; ".join(dict.fromkeys(filter(None, changes)))
     if changed and claim.what != "parameters sent":
         gave = f"{ours:.2f}" if claim.what == "accuracy" else f"{ours:+.2f} %"
         return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0)
@@ -135,8 +137,9 @@ def _of_quick(
     base = quick.cell(row.over, column.name) if claim.what.startswith("gain") else cell
     if table.quick is None or cell is None or base is None:
         return None, ""
-    found = (_changed(table, each, column, of, preset, quick=True) for each, of in _compared(table, row, cell, base))
-    if any(found):
+    compared = _compared(table, row, cell, base)
+    changes = (_changed(table, other, column, its_cell, preset, quick=True) for other, its_cell in compared)
+    if any(changes):
         return None, ""
     gave = _ours(claim, cell, base)
     return gave, "" if gave is not None else next(iter([*cell.failures, *base.failures]), "no accuracy")
@@ -145,7 +148,7 @@ def _of_quick(
 def _compared(table: Table, row: Row, cell: SheetCell, base: SheetCell) -> Iterator[tuple[Row, SheetCell]]:
     """The row with its cell and, where `base` is another, the row that its gain is over with that."""
     yield row, cell
-    yield from ((each, base) for each in table.rows if base is not cell and each.name == row.over)
+    yield from ((other, base) for other in table.rows if base is not cell and other.name == row.over)
 
 
 def _cause(row: Row) -> str:
@@ -177,7 +180,7 @@ def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: st
 
     A setting that is newer than the cell is none of them: its default leaves things as they were.
     """
-    settings = table.settle(row, column, quick=quick, preset=preset)
+    settings = table.settings_of(row, column, quick=quick, preset=preset)
     if cell.resolved:
         now, then = settings.experiment(table.data, 0).resolved(), cell.resolved
     else:
@@ -187,10 +190,10 @@ def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: st
         flat_now = {name: value for name, value in flat_now.items() if name in flat_then}
     every = [name for name in dict.fromkeys([*flat_then, *flat_now]) if name not in _ROUNDING]
     names = [name for name in every if flat_then.get(name) != flat_now.get(name)]
-    words = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
+    changes = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
     if cell.metric != table.metric_of(row, column):
-        words.append(f"metric {cell.metric}")
-    return ", ".join(words)
+        changes.append(f"metric {cell.metric}")
+    return ", ".join(changes)
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

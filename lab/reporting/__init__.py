@@ -1,1 +1,1 @@
-"""What the lab shows: progress, tables, TensorBoard."""
+"""The lab's output: progress, tables, TensorBoard."""

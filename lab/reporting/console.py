@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from contract.methods import closing_method, method
-from hw_profiles.units import nice_bytes
-from lab.engine.deployed import RoundRecord
+from protofleet.contract.methods import closing_method, method
+from protofleet.hw_profiles.units import nice_bytes
+from protofleet.lab.engine.deployed import RoundRecord
 
 __all__ = ["demo_table", "gain_line", "living_table", "round_line"]
 
@@ -50,13 +50,13 @@ def living_table(s: Mapping[str, Any]) -> Group:
 
 
 def _living_facts(s: Mapping[str, Any]) -> list[str]:
-    c, never, gone = s["contributions"], s["never"], s["forgotten"]
+    c, never, forgotten = s["contributions"], s["never"], s["forgotten"]
     differ = (
         f"{never['differing_integers']} of {never['integers']:,} integers of the sums, {never['head_differing']} of "
     )
-    pieces = f"{gone['before']} pieces of its message in the store before, {gone['after']} after"
+    pieces = f"{forgotten['before']} pieces of its message in the store before, {forgotten['after']} after"
     return [
-        f"forgotten     {gone['device']}, with {gone['samples']} photos: {pieces}",
+        f"forgotten     {forgotten['device']}, with {forgotten['samples']} photos: {pieces}",
         f"exact         {differ}{never['head_numbers']:,} numbers of the head",
         "              differ from a fleet in which nothing of this happened",
         f"receipts      {c['sent']} contributions sent, {c['counted']} counted, {c['duplicate']} of them came again, "
@@ -68,7 +68,7 @@ def _living_facts(s: Mapping[str, Any]) -> list[str]:
 
 
 def _rows(s: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """What stands in the table: its label, its way of answering, what goes up for it."""
+    """Rows of the table: label, way of answering, and bytes up."""
     row = method(s["method"])
     up, once = nice_bytes(s["uplink_bytes_per_device_round"]), s["closing_uplink_bytes_per_device"]
     rows = [
@@ -104,8 +104,10 @@ def _facts(s: Mapping[str, Any]) -> list[str]:
 
 
 def gain_line(records: Sequence[RoundRecord]) -> str:
-    """What a run of several rounds has gained: each way of answering when it was first measured and at the end, by the
-    same test images of all classes; empty where there was one round."""
+    """The gain of a run of several rounds: each way of answering at its first measurement and at the end.
+
+    Both are on the same test images of all classes. Empty where there was one round.
+    """
     first, last = dict[str, tuple[int, float]](), dict[str, tuple[int, float]]()
     for record in records:
         for way, accuracy in record.all_classes.items():
@@ -113,9 +115,9 @@ def gain_line(records: Sequence[RoundRecord]) -> str:
             last[way] = record.round, accuracy
     gains = []
     for way, (number, before) in first.items():
-        at, accuracy = last[way]
-        then = f" ({before:.1%} after round {number})" if at != number else ""
-        gains += [f"{way} {accuracy:.1%} after round {at}{then}"] if way != "prototype_among_own" else []
+        last_round, accuracy = last[way]
+        then = f" ({before:.1%} after round {number})" if last_round != number else ""
+        gains += [f"{way} {accuracy:.1%} after round {last_round}{then}"] if way != "prototype_among_own" else []
     return f"right on test images of all classes: {'; '.join(gains)}" if len(records) > 1 and gains else ""
 
 

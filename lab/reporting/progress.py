@@ -1,4 +1,4 @@
-"""The lab's progress display: one line for each part of the work, and how long each part took."""
+"""The lab's progress display: one line for each part of the work, and the time of each part."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Part:
     _task: TaskID
 
     def at(self, done: float, note: str | None = None, *, of: float | None = None) -> None:
-        """`done` of the total, with a few words behind the bar; `of` is the total where it was not known before."""
+        """Show `done` of the total, with a few words behind the bar. `of` sets the total if it was not known before."""
         self._progress.update(self._task, completed=done, **({} if of is None else {"total": of}))
         if note is not None:
             self.say(note)
 
     def say(self, note: str) -> None:
-        """A few words behind the bar."""
+        """Show a few words behind the bar."""
         self._progress.update(self._task, note=note)
 
     def tell(self, line: str) -> None:
-        """A line of its own, which stays."""
+        """Print a permanent line."""
         self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -40,19 +40,19 @@ class Stage:
     """The display as a whole.
 
     Attributes:
-        seconds: by name of each finished part; parts of one name are added up.
+        seconds: time of the finished parts by name. Parts of one name are added up.
     """
 
     _progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
 
     def tell(self, line: str) -> None:
-        """A line of its own, which stays."""
+        """Print a permanent line."""
         self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     @contextmanager
     def part(self, name: str, text: str, total: float | None = None) -> Iterator[Part]:
-        """Work that is shown as a line `text` and timed under `name`; without a total the bar only moves."""
+        """Show work as a line `text`, timed under `name`. Without a total the bar only moves."""
         began = time.monotonic()
         task = self._progress.add_task(text, total=total, note="")
         yield Part(self._progress, task)
@@ -62,7 +62,7 @@ class Stage:
 
 @contextmanager
 def stage(console: Console) -> Iterator[Stage]:
-    """A display on `console`; on one that is no terminal, the lines as they stand at the end."""
+    """A display on `console`. Without a terminal it prints the final lines only."""
     columns = (
         SpinnerColumn(finished_text="[green]✓[/green]"),
         TextColumn("{task.description}"),

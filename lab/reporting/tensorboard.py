@@ -1,18 +1,18 @@
-"""Optional TensorBoard: the rounds' numbers as scalars, through whichever writer is installed."""
+"""Optional TensorBoard output: the rounds' numbers as scalars, with the installed writer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Protocol
 
-from contract.errors import UsageError
-from lab.engine.deployed import RoundRecord
+from protofleet.contract.errors import UsageError
+from protofleet.lab.engine.deployed import RoundRecord
 
 __all__ = ["Board", "log_round", "open_board"]
 
 
 class Board(Protocol):
-    """What both writers have in common."""
+    """The common interface of both writers."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
@@ -42,7 +42,7 @@ def open_board(folder: Path) -> Board:
 
 
 def log_round(board: Board, prefix: str, record: RoundRecord) -> None:
-    """One round's numbers as scalars under `prefix/…`."""
+    """Write one round's numbers as scalars under `prefix/…`."""
     values: dict[str, float | None] = {"loss": record.loss, "uplink_bytes": record.uplink_bytes}
     for part, table in record.as_json().items():
         if isinstance(table, dict) and part != "closing_bytes":

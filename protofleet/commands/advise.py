@@ -1,7 +1,11 @@
-"""`protofleet advise`: which way of a frozen backbone to take, measured on the user's own photos in about a minute.
+"""`protofleet advise`: which way to use a frozen backbone, measured on the user's own photos in about a minute.
 
-Options become a plan, `protofleet/advice.py` measures, and here it is told: a ladder from few bytes to many, what the
-figures are worth, and one recommendation with the command that runs it. Needs no torch and no onnx.
+1. Options become a plan.
+2. `protofleet/advice/advice.py` measures.
+3. This file shows the result: a table from few bytes to many, the errors of the figures, and one recommendation with
+   the command that runs it.
+
+It needs neither torch nor onnx.
 """
 
 from __future__ import annotations
@@ -16,15 +20,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from contract.bundle import read_bundle
-from contract.interrupt import interruptible
-from contract.json_output import JSON_HELP, beside, check_target, write_json
-from contract.methods import LOAD_HELP, load_method
-from contract.tables import show_table
-from contract.terminal import counted, printable
-from contract.uplink_bytes import Rung
-from hw_profiles.units import size
-from protofleet.advice import Advice, Measured, OnDone, Plan, advise
+from protofleet.advice.advice import Advice, Measured, OnDone, Plan, advise
+from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.bundle.uplink_bytes import Rung
+from protofleet.contract.console.interrupt import interruptible
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.files.json_output import JSON_HELP, beside, check_target, write_json
+from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.contract.printable import counted, printable
+from protofleet.hw_profiles.units import size
 
 __all__ = ["advise_command"]
 
@@ -53,18 +57,18 @@ def advise_command(
     if method is not None:
         load_method(method)
     plan = Plan(devices, classes_per_device, hold_out, photos, min_samples, seed)
-    found = read_bundle(bundle)
+    loaded = read_bundle(bundle)
     check_target(json)
-    told = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     cores = len(os.sched_getaffinity(0)) if threads is None else threads
-    with interruptible(), _progress(told) as on_done:
+    with interruptible(), _progress(console) as on_done:
         advice = advise(
-            found,
+            loaded,
             data,
             plan,
             threads=cores,
             cache=cache,
-            log=lambda line: told.print(printable(line), markup=False),
+            log=lambda line: console.print(printable(line), markup=False),
             on_done=on_done,
         )
     write_json(json, advice.as_json())  # before it is shown: whoever reads along may leave (`| head`)
@@ -73,18 +77,18 @@ def advise_command(
 
 @contextmanager
 def _progress(console: Console) -> Iterator[OnDone]:
-    """How far the work is: on a terminal one line, gone when it is done; else a line for each step, and each fourth."""
+    """Show progress. On a terminal: one line, removed at the end. Otherwise: a line for each quarter of each step."""
     if console.is_terminal:
         with console.status("reading photos") as status:
             yield lambda what, done, whole: status.update(f"{what}: {done:,} of {whole:,}")
         return
     console.print("reading photos")
-    said: set[tuple[str, int]] = set()
+    shown: set[tuple[str, int]] = set()
 
     def tell(what: str, done: int, whole: int) -> None:
         quarter = 4 * done // max(whole, 1)
-        if (what, quarter) not in said:
-            said.add((what, quarter))
+        if (what, quarter) not in shown:
+            shown.add((what, quarter))
             console.print(f"{what}: {done:,} of {whole:,}", markup=False)
 
     yield tell
@@ -97,9 +101,11 @@ _COLUMNS = ("way", "up once", "right", "+-", "alone")
 
 def _show(advice: Advice, path: Path, console: Console) -> None:
     plan, chosen = advice.plan, advice.chosen
-    each = "every class" if plan.classes_each is None else f"{counted(plan.classes_each, 'class', 'classes')} each"
+    per_device = "every class"
+    if plan.classes_each is not None:
+        per_device = f"{counted(plan.classes_each, 'class', 'classes')} each"
     console.print(
-        f"{advice.photos:,} photos dealt to {counted(plan.devices, 'device')}, {each}; "
+        f"{advice.photos:,} photos dealt to {counted(plan.devices, 'device')}, {per_device}; "
         f"measured on {counted(advice.held_out, 'other')}.",
         markup=False,
     )
@@ -108,7 +114,7 @@ def _show(advice: Advice, path: Path, console: Console) -> None:
             f"{counted(advice.copies, 'photo')} like another, or nearly: nothing is measured on what was learned from.",
             markup=False,
         )
-    rows = [_row(one, one is chosen) for one in advice.ways]
+    rows = [_row(way, way is chosen) for way in advice.ways]
     show_table(console, _COLUMNS, rows)
     console.print(_LEGEND, style="dim")
     for name, up in advice.trained.items():
@@ -127,14 +133,14 @@ _LEGEND = (
 )
 
 
-def _row(one: Measured, is_chosen: bool) -> tuple[str, ...]:
-    alone = "" if one.alone is None else f"{one.alone.mean():.1%}"
-    up = size(one.uplink_bytes) if one.uplink_bytes else "nothing"
-    return (f"{one.name}{' *' if is_chosen else ''}", up, f"{one.accuracy:.1%}", f"{one.error:.1%}", alone)
+def _row(way: Measured, is_chosen: bool) -> tuple[str, ...]:
+    alone = "" if way.alone is None else f"{way.alone.mean():.1%}"
+    up = size(way.uplink_bytes) if way.uplink_bytes else "nothing"
+    return (f"{way.name}{' *' if is_chosen else ''}", up, f"{way.accuracy:.1%}", f"{way.error:.1%}", alone)
 
 
 def _recommendation(advice: Advice, path: Path) -> Iterator[str]:
-    """The choice, what it gives up, whether a fleet is needed for it at all, how to run it, and what chose it."""
+    """Lines: the choice, its loss, whether a fleet is needed, how to run it, and how it was chosen."""
     chosen, best = advice.chosen, advice.best
     cost = f"{size(chosen.uplink_bytes)} from each device" if chosen.uplink_bytes else "nothing is sent"
     line = f"* Take {chosen.name}: {chosen.accuracy:.1%} right, {cost}."
@@ -152,11 +158,11 @@ def _recommendation(advice: Advice, path: Path) -> Iterator[str]:
 
 
 def _commands(rung: Rung, advice: Advice, path: Path) -> Iterator[str]:
-    """What runs this way: on the bundle as it is, or on one that is exported for it."""
+    """The commands that run this way, on the bundle as it is or on one that is exported for it."""
     name, own = rung.method.name, advice.bundle.manifest.method
     if rung.beside:
         given = "".join(f" --set {key}={value}" for key, value in rung.beside.items())
         yield f"  Export {path.name} again with --method {name}{given}, then:"
     method = "" if rung.beside or own == name else f" --method {name}"
-    told = "".join(f" --{key} {value}" for key, value in rung.solved_with.items())
-    yield f"  protofleet aggregate --bundle {path}{method}{told} --broker ... --store ..."
+    options = "".join(f" --{key} {value}" for key, value in rung.solved_with.items())
+    yield f"  protofleet aggregate --bundle {path}{method}{options} --broker ... --store ..."

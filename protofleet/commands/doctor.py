@@ -1,11 +1,14 @@
-"""`protofleet doctor`: whether this machine can do what you want of it, and what to do where it cannot.
+"""`protofleet doctor`: whether this machine can run Protofleet, and what to do where it cannot.
 
-Each check is one line: what was looked at, what was found, and what helps. Without options it looks at the system, the
-packages and the methods; with a bundle, a broker or a state directory at those, too, as a device would use them: the
-bundle is read, its hashes checked, and both graphs are run once; the broker is connected to and asked to send back what
-was published; the directory is written to. Nothing is left behind.
+Each check is one line: what was checked, what was found, and what helps. Without options the command checks the system,
+the packages and the methods. With options it also checks these, as a device would use them:
 
-What is only missing for some commands is a note; what stops a device or an aggregator is a fault, and the exit code 1.
+    bundle             read, its hashes checked, both graphs run once
+    broker             connected to; a published message must come back
+    state directory    written to
+
+Nothing is left behind. A `note` is something that only some commands need. A `fault` stops a device or an aggregator,
+and makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from contract.errors import MethodError, ProtofleetError, UsageError
-from contract.extras import install_command
-from contract.json_output import JSON_HELP, beside, write_json
-from contract.methods import LOAD_HELP, METHODS, load_method
-from contract.tables import show_table
-from contract.terminal import counted
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.errors import MethodError, ProtofleetError, UsageError
+from protofleet.contract.extras import install_command
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
+from protofleet.contract.methods import LOAD_HELP, METHODS, load_method
+from protofleet.contract.printable import counted
 
 if TYPE_CHECKING:
-    from contract.address import Address
-    from contract.certificates import Expiry
+    from protofleet.contract.mqtt.address import Address
+    from protofleet.contract.mqtt.certificates import Expiry
 
 __all__ = ["Finding", "doctor_command", "examine"]
 
@@ -46,10 +49,11 @@ _ECHO_S = 10.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        state: `good`; `note` where something that only some commands need is missing; `fault` where something stops.
+        state: `good`; `note` where something is missing that only some commands need; `fault` where something fails.
+        found: what the check found, in words.
         advice: what helps; empty where nothing is needed.
     """
 
@@ -90,7 +94,7 @@ def examine(
     state: Path | None = None,
     tls: tuple[str | None, ...] = (None, None, None, None),
 ) -> Iterator[Finding]:
-    """Every check that there is something to look at for, in the order in which a device would meet them.
+    """Run every check that was asked for, in the order in which a device would meet them.
 
     Args:
         tls: PEM files of authority, certificate, key and revocation list.
@@ -109,7 +113,7 @@ def examine(
 
 
 def _tried(check: str, look: Callable[[], Finding]) -> Finding:
-    """What a check found, or what it ended with."""
+    """The finding of a check, or a fault with its error."""
     try:
         return look()
     except ProtofleetError as error:
@@ -120,10 +124,10 @@ def _tried(check: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _system() -> Iterator[Finding]:
-    found = f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    machine = f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
     wide = sys.maxsize > 2**32
     advice = "" if wide else "a 64-bit system: ONNX Runtime has no wheels for others"
-    yield Finding("system", "good" if wide else "fault", found, advice)
+    yield Finding("system", "good" if wide else "fault", machine, advice)
     yield Finding("Python", "good", f"{platform.python_version()}, {sys.prefix}")
     total, free = (_memory(name) for name in ("MemTotal", "MemAvailable"))
     if total and free:
@@ -133,7 +137,7 @@ def _system() -> Iterator[Finding]:
 
 
 def _memory(name: str) -> int:
-    """Bytes, as /proc/meminfo has them; 0 where it does not."""
+    """An entry of /proc/meminfo in bytes; 0 where there is none."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -142,7 +146,7 @@ def _memory(name: str) -> int:
 
 
 def _packages() -> Iterator[Finding]:
-    """The base install whole, and which extras are."""
+    """Whether the base install is complete, and which extras are."""
     try:
         wanted, extras = requires("protofleet") or [], metadata("protofleet").get_all("Provides-Extra") or []
     except PackageNotFoundError:
@@ -151,8 +155,8 @@ def _packages() -> Iterator[Finding]:
     base = _missing([line for line in wanted if "extra ==" not in line])
     runtime = "" if base else f", ONNX Runtime {version('onnxruntime')}, numpy {version('numpy')}"
     advice = f"pip install {' '.join(base)}" if base else ""
-    found = f"protofleet {version('protofleet')}{runtime}"
-    yield Finding("packages", "fault" if base else "good", found, advice)
+    release = f"protofleet {version('protofleet')}{runtime}"
+    yield Finding("packages", "fault" if base else "good", release, advice)
     for extra in sorted({*extras} - {"all", "dev"}):
         lacks = _missing(_of_extra(extra, wanted))
         advice = install_command(extra) if lacks else ""
@@ -160,7 +164,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _of_extra(extra: str, wanted: list[str]) -> list[str]:
-    """The requirements of an extra, and of those that it names in turn: `demo` is `protofleet[broker,report]`."""
+    """The requirements of an extra and of the extras that it names: `demo` is `protofleet[broker,report]`."""
     marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
     own = [line for line in marked if not line.startswith("protofleet")]
     named = {
@@ -170,7 +174,7 @@ def _of_extra(extra: str, wanted: list[str]) -> list[str]:
 
 
 def _missing(lines: list[str]) -> list[str]:
-    """Which distributions of these requirements are not installed."""
+    """The distributions of these requirements that are not installed."""
     names, lacks = [line.split(";")[0].split("[")[0].strip(" ()") for line in lines], []
     for name in names:
         plain = name.split(">")[0].split("<")[0].split("=")[0].split("!")[0].split("~")[0].strip()
@@ -194,13 +198,13 @@ def _methods() -> Iterator[Finding]:
 
 
 def _bundle(path: Path) -> Finding:
-    """Read it, and run an inference and, where it trains, a step, on an image of grey."""
+    """Read the bundle. Run an inference and, where it trains, a training step, on a grey image."""
     import numpy as np
 
-    from contract.bundle import read_bundle
-    from contract.state import GlobalState
-    from edge_client.compiled_graphs import CompiledGraphs
-    from edge_client.data import LocalData
+    from protofleet.contract.bundle.bundle_file import read_bundle
+    from protofleet.contract.wire.global_state import GlobalState
+    from protofleet.edge_client.data import LocalData
+    from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 
     bundle = read_bundle(path)
     m = bundle.manifest
@@ -220,37 +224,37 @@ def _bundle(path: Path) -> Finding:
         trainer.fit(LocalData(x, labels), epochs=1, lr=float(m.hyper["lr"]), given=given, seed=0)
         took.append(f"a step of {m.batch} images {(time.perf_counter() - began) * 1e3:.0f} ms")
     classes = counted(m.classes, "class", "classes")
-    found = f"{m.backbone} for {m.method}, {classes}, {bundle.sha256.hex()[:12]}; {', '.join(took)}"
-    return Finding("bundle", "good", found)
+    summary = f"{m.backbone} for {m.method}, {classes}, {bundle.sha256.hex()[:12]}; {', '.join(took)}"
+    return Finding("bundle", "good", summary)
 
 
 def _state(path: Path) -> Finding:
-    """Whether files can be made there, on a disk with room; an existing one is left as it is."""
-    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
-    if not there.is_dir():
+    """Whether files can be made there, on a disk with space. An existing directory is not changed."""
+    directory = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not directory.is_dir():
         raise UsageError(f"{path}", expected="a directory", got="a file", hint="another --state")
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=directory) as file:
             file.write(b"protofleet")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         got = error.strerror or str(error)
         raise UsageError(
-            f"{there}", expected="a directory that can be written", got=got, hint=f"ls -ld {there}"
+            f"{directory}", expected="a directory that can be written", got=got, hint=f"ls -ld {directory}"
         ) from None
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(directory).free
     advice = "" if free > _FREE_BYTES else "a larger disk, or another --state"
-    return Finding("state directory", "fault" if advice else "good", f"{there}, {free >> 20:,} MB free", advice)
+    return Finding("state directory", "fault" if advice else "good", f"{directory}, {free >> 20:,} MB free", advice)
 
 
 def _certificates(url: str, tls: tuple[str | None, ...], shown: Iterable[Expiry]) -> Iterator[Finding]:
-    """Until when what the connection hangs on is good. Files that cannot be used are a fault of the broker's check.
+    """The validity of the certificates that the connection needs. Unusable files are a fault of the broker's check.
 
     Args:
-        shown: what the broker has shown.
+        shown: the broker's certificate, if it has shown one.
     """
-    from contract.certificates import expiries
+    from protofleet.contract.mqtt.certificates import expiries
 
     try:
         address = _address(url, tls)
@@ -260,27 +264,27 @@ def _certificates(url: str, tls: tuple[str | None, ...], shown: Iterable[Expiry]
     for expiry in (*expiries(address), *shown):
         state: Literal["good", "note", "fault"] = "note" if expiry.is_soon(now) else "good"
         state = "fault" if expiry.until <= now else state
-        found = f"{expiry.name} {expiry.words(now)}"
-        yield Finding(expiry.what, state, found, "" if state == "good" else expiry.help)
+        validity = f"{expiry.name} {expiry.words(now)}"
+        yield Finding(expiry.what, state, validity, "" if state == "good" else expiry.help)
 
 
 def _address(url: str, tls: tuple[str | None, ...]) -> Address:
-    from contract.address import Address
+    from protofleet.contract.mqtt.address import Address
 
     ca, cert, key, crl = tls
     return Address.parse(url, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
 
 
 def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...], shown: list[Expiry]) -> Finding:
-    """Connect as a device does, and see whether what is published on its own status topic comes back.
+    """Connect as a device does, and check that a message on the device's status topic comes back.
 
     Args:
-        shown: takes the broker's certificate.
+        shown: receives the broker's certificate.
     """
-    from contract import topics
-    from contract.link import Link, Received, client_id
-    from contract.messages import Status
-    from contract.wire import encode
+    from protofleet.contract.mqtt.link import Link, Received, client_id
+    from protofleet.contract.wire import topics
+    from protofleet.contract.wire.codec import encode
+    from protofleet.contract.wire.messages import Status
 
     address = _address(url, tls)
     topic = topics.status(topics.check_id(fleet, "--fleet"), topics.check_device(device, "--id"))
@@ -297,8 +301,8 @@ def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...], show
                 link.acknowledge(event)
                 if event.payload == death:
                     seconds = time.monotonic() - began
-                    found = f"{address}: connected in {connected_ms:.0f} ms, an echo after {seconds:.1f} s"
-                    return Finding("broker", "good", found)
+                    summary = f"{address}: connected in {connected_ms:.0f} ms, an echo after {seconds:.1f} s"
+                    return Finding("broker", "good", summary)
     finally:
         shown += [] if link.broker_certificate is None else [link.broker_certificate]
         link.close()

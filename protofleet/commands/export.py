@@ -4,9 +4,11 @@
     a board with a GPU        fp16                                    F.fp16.onnx
     a systolic array          the table of matrix products            F.gemm.csv (SCALE-Sim's format)
 
-The bundle itself stays fp32: devices train in it. What is expected on the target is printed beside it: predicted
-latency in fp32 and in the chosen precision, and what the precision costs in accuracy on the given data, by nearest
-class mean of the features. Export knows graphs, `hw_profiles` devices, `edge_client` data; they meet here.
+The bundle itself stays fp32, since devices train in fp32. The command also prints what to expect on the target: the
+predicted latency in fp32 and in the chosen precision, and the loss of accuracy on the given data, by the nearest class
+mean of the features.
+
+`export` knows graphs, `hw_profiles` knows devices, and `edge_client` knows data. This command needs all three.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from contract.bundle import Bundle, read_bundle
-from contract.errors import DataError, StoreError, UsageError
-from contract.files import whole_file
-from export.cli import export_command as plain_export
-from hw_profiles.devices.schema import Device, find_device, load_devices
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.errors import DataError, StoreError, UsageError
+from protofleet.contract.files.atomic_files import whole_file
+from protofleet.export.cli import export_command as plain_export
+from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
 
 __all__ = ["Fit", "choose_precision", "export_command", "write_for"]
 
@@ -36,11 +38,11 @@ _CALIBRATION_IMAGES = 256
 
 @dataclass(frozen=True)
 class Fit:
-    """What was made for a device, and what is expected of it there.
+    """The graph or table for a device, and what to expect of it there.
 
     Attributes:
         path: the graph or table beside the bundle; None for fp32, which is in the bundle.
-        lines: for a person, one figure each, tagged measured, simulated or predicted.
+        lines: text for a person, one figure each, marked as measured, simulated or predicted.
         accuracy, accuracy_fp32: fractions by nearest class mean on the given data; None without data.
     """
 
@@ -52,7 +54,7 @@ class Fit:
 
 
 def choose_precision(device: Device, wanted: str | None) -> str:
-    """fp16 where there is a GPU, int8 on a CPU alone, fp32 on an array; or what was asked for.
+    """The precision that was asked for; otherwise fp16 with a GPU, int8 with a CPU only, fp32 on an array.
 
     Raises:
         UsageError: an unknown precision.
@@ -67,10 +69,10 @@ def choose_precision(device: Device, wanted: str | None) -> str:
 
 
 def write_for(bundle_path: Path, device: Device, precision: str, data: Path | None) -> Fit:
-    """Write the graph or table for a device beside the bundle, and say what to expect.
+    """Write the graph or table for a device beside the bundle, and return what to expect.
 
     Args:
-        data: an image folder, `.npz` or `.parquet` of the bundle's classes; int8 cannot do without.
+        data: an image folder, `.npz` or `.parquet` of the bundle's classes. int8 requires it.
 
     Raises:
         DataError: int8 without data, or data that does not fit the bundle.
@@ -87,7 +89,7 @@ def write_for(bundle_path: Path, device: Device, precision: str, data: Path | No
     _write(path, graph)
     if images is None or labels is None:
         return Fit(precision, path, tuple(lines))
-    from export.precision import features_fp32
+    from protofleet.export.graphs.precision import features_fp32
 
     whole = _accuracy(features_fp32(bundle).SerializeToString(), images, labels)
     reduced = _accuracy(graph, images, labels)
@@ -99,7 +101,7 @@ def write_for(bundle_path: Path, device: Device, precision: str, data: Path | No
 
 
 def _converted(bundle: Bundle, precision: str, images: NDArray[np.uint8] | None) -> bytes:
-    from export.precision import features_fp16, features_int8
+    from protofleet.export.graphs.precision import features_fp16, features_int8
 
     if precision == "fp16":
         return features_fp16(bundle).SerializeToString()
@@ -111,16 +113,16 @@ def _converted(bundle: Bundle, precision: str, images: NDArray[np.uint8] | None)
 def _images(bundle: Bundle, data: Path | None) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
     if data is None:
         return None, None
-    from edge_client.data.load import load_data
+    from protofleet.edge_client.data.load import load_data
 
-    found = load_data(data, bundle.manifest, purpose="test")
-    order = np.random.default_rng(0).permutation(len(found))
-    return found.x[order], found.y[order]
+    loaded = load_data(data, bundle.manifest, purpose="test")
+    order = np.random.default_rng(0).permutation(len(loaded))
+    return loaded.x[order], loaded.y[order]
 
 
 def _accuracy(graph: bytes, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:
-    """Class means from the first half of the images, the rest answered by the nearest of them."""
-    from edge_client.onnx_session import open_session
+    """The accuracy of the nearest class mean: means of the first half of the images, answers to the rest."""
+    from protofleet.edge_client.training.onnx_session import open_session
 
     session, _ = open_session(graph, "features graph")
     z = np.concatenate([session.run(["z"], {"x": images[i : i + 64]})[0] for i in range(0, len(images), 64)])  # (N, D)
@@ -135,43 +137,42 @@ def _accuracy(graph: bytes, images: NDArray[np.uint8], labels: NDArray[np.int64]
 
 def _expectations(bundle: Bundle, device: Device, precision: str) -> list[str]:
     """Predicted latency in fp32 and in the chosen precision, on the device's main runtime for each."""
-    from hw_profiles.latency.predict import default_runtime, predict, settings_of
-    from hw_profiles.workload.fold import fold_weights
-    from hw_profiles.workload.from_onnx import bundle_workloads
+    from protofleet.hw_profiles.latency.predict import default_runtime, predict, settings_of
+    from protofleet.hw_profiles.workload.constant_folding import fold_weights
+    from protofleet.hw_profiles.workload.from_onnx import bundle_workloads
 
     forward, step = bundle_workloads(bundle)
     inference = fold_weights(forward)
     known = settings_of(device)
     lines = []
-    for each in dict.fromkeys(("fp32", precision)):
-        wanted = "tensorrt" if device.gpu is not None and each == "fp16" else None
+    for candidate in dict.fromkeys(("fp32", precision)):
+        wanted = "tensorrt" if device.gpu is not None and candidate == "fp16" else None
         if wanted is None and device.cpu is None:
             wanted = "tensorrt"
-        options = [r for r, p, _ in known if p == each and (wanted is None or r == wanted)]
+        options = [r for r, p, _ in known if p == candidate and (wanted is None or r == wanted)]
         preferred = [r for r in (default_runtime(device), "ncnn") if r in options]  # ours first
         runtime = next(iter(preferred or options), None)
         if runtime is None:
-            lines.append(f"{each}: no runtime of {device.name} can be predicted at it")
+            lines.append(f"{candidate}: no runtime of {device.name} can be predicted at it")
             continue
-        found = predict(inference, device, runtime=runtime, precision=each)  # type: ignore[arg-type]
+        estimate = predict(inference, device, runtime=runtime, precision=candidate)  # type: ignore[arg-type]
         lines.append(
-            f"inference {each} on {runtime}: {found.ms:.3g} ms, 80 % within {found.low_ms:.3g} to {found.high_ms:.3g} "
-            f"ms (predicted: {found.basis})"
+            f"inference {candidate} on {runtime}: {estimate.ms:.3g} ms, "
+            f"80 % within {estimate.low_ms:.3g} to {estimate.high_ms:.3g} ms (predicted: {estimate.basis})"
         )
     if step is not None and device.cpu is not None:
-        found = predict(step, device)
+        estimate = predict(step, device)
         lines.append(
-            f"training step, fp32, batch {bundle.manifest.batch}: {found.ms:.3g} ms, 80 % within {found.low_ms:.3g} to "
-            f"{found.high_ms:.3g} ms (predicted)"
+            f"training step, fp32, batch {bundle.manifest.batch}: {estimate.ms:.3g} ms, "
+            f"80 % within {estimate.low_ms:.3g} to {estimate.high_ms:.3g} ms (predicted)"
         )
     return lines
 
 
 def _table_for(bundle: Bundle, bundle_path: Path, device: Device, precision: str) -> Fit:
-    from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
-    from hw_profiles.accelerator.simulate import simulate
-    from hw_profiles.cli import array_of
-    from hw_profiles.reports.subject import bundle_subject
+    from protofleet.hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
+    from protofleet.hw_profiles.accelerator.simulate import array_of, simulate
+    from protofleet.hw_profiles.reports.subject import bundle_subject
 
     array = array_of(device, precision={"fp16": "bf16"}.get(precision, precision))
     subject = bundle_subject(bundle, batch=1)
@@ -198,7 +199,7 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 def _with_target(plain: Callable[..., None]) -> Callable[..., None]:
-    """The export command with the options of this file behind its own."""
+    """The plain export command, with the options of `_options` after its own."""
 
     def command(**options: Any) -> None:
         target, precision = options.pop("target"), options.pop("precision")
@@ -217,10 +218,10 @@ def _with_target(plain: Callable[..., None]) -> Callable[..., None]:
             raise UsageError(f"--data {data}", expected="images of the classes", got="nothing there")
         plain(**options)
         if device is not None and chosen is not None:
-            made = write_for(Path(options["out"]), device, chosen, data)
+            fit = write_for(Path(options["out"]), device, chosen, data)
             console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=options["quiet"])
-            console.print(f"[bold]{device.title}[/bold]: {made.precision}" + (f", {made.path}" if made.path else ""))
-            for line in made.lines:
+            console.print(f"[bold]{device.title}[/bold]: {fit.precision}" + (f", {fit.path}" if fit.path else ""))
+            for line in fit.lines:
                 console.print(f"  {line}", markup=False)
 
     own = inspect.signature(plain, eval_str=True).parameters

@@ -1,9 +1,11 @@
 """`protofleet inspect FILE`: what a bundle, a message from the wire, or the ledger of a device holds.
 
-In order: tell by its first bytes which of them the file is; read it with the same checks as a device would, so that
-what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show them, as
-tables for a person or as JSON. A state directory stands for the ledger in it (`inspect_ledger.py`). Needs neither torch
-nor onnx: the graphs are named and hashed, not opened.
+1. The first bytes tell which kind the file is. A state directory means the ledger in it (`inspect_ledger.py`).
+2. The file is read with the same checks as on a device, so that the output can be trusted.
+3. The facts are gathered as plain values (`describe_bundle`, `describe_message`).
+4. They are shown as tables for a person, or as JSON.
+
+It needs neither torch nor onnx: the graphs are named and hashed, not opened.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from contract.bundle import Manifest, read_bundle
-from contract.errors import UsageError, WireError
-from contract.json_output import JSON_HELP, beside, write_json
-from contract.messages import ClassRows, HelperTerms, Message, Signed
-from contract.methods import LOAD_HELP, METHODS, load_method
-from contract.terminal import printable
-from contract.uplink_bytes import rungs, uplink_bytes
-from contract.wire import MAX_MESSAGE_BYTES, decode
 from protofleet.commands.inspect_ledger import describe_ledger, is_ledger, show_ledger
+from protofleet.contract.bundle.bundle_file import Manifest, read_bundle
+from protofleet.contract.bundle.uplink_bytes import rungs, uplink_bytes
+from protofleet.contract.errors import UsageError, WireError
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
+from protofleet.contract.methods import LOAD_HELP, METHODS, load_method
+from protofleet.contract.printable import printable
+from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES, decode
+from protofleet.contract.wire.messages import ClassRows, HelperTerms, Message, Signed
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -78,7 +80,7 @@ def _facts(file: Path) -> dict[str, Any]:
 
 
 def _looks_like_a_bundle(file: Path) -> bool:
-    """By its name or its first bytes; what cannot be opened is left to the bundle reader, which says why."""
+    """By its name or its first bytes. True also for a file that cannot be opened: the bundle reader says why."""
     try:
         with file.open("rb") if file.is_file() else io.BytesIO(_ZIP) as stream:
             return file.suffix == ".bundle" or stream.read(len(_ZIP)) == _ZIP
@@ -90,7 +92,7 @@ def _looks_like_a_bundle(file: Path) -> bool:
 
 
 def describe_bundle(file: Path) -> dict[str, Any]:
-    """What a bundle file is, as JSON-ready values, after every hash in it has been checked.
+    """The facts about a bundle as values for JSON, after every hash in it has been checked.
 
     Raises:
         BundleError: as `read_bundle` does.
@@ -114,7 +116,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "inference": row.inference,
         "hyper": {name: _hyper(m, name) for name in m.hyper},
         "labels": list(m.labels),
-        "extends": [{"sha256": each.sha256, "classes": each.classes} for each in m.extends],
+        "extends": [{"sha256": older.sha256, "classes": older.classes} for older in m.extends],
         "features": m.features,
         "input_shape": list(m.input_shape),
         "mean": list(m.mean),
@@ -124,7 +126,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "parts_note": m.parts_note,
         "opset": m.opset,
         "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "trunk", "optimizer")},
-        "cut": [{"name": each.name, "shape": list(each.shape)} for each in m.cut],
+        "cut": [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in m.cut],
         "members": _members(file, m),
         "uplink_bytes_per_round": uplink_bytes(m),
         "uplink_without_training": [rung.as_json() for rung in rungs(m)],
@@ -152,8 +154,10 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
-    """What a message says, as JSON-ready values; arrays by shape, type and range. Of a signed one, what is inside, and
-    the name of the key; whether the signature holds is not looked at."""
+    """The content of a message as values for JSON. Arrays are described by shape, type and range.
+
+    Of a signed message: the message inside, and the name of the key. The signature itself is not checked.
+    """
     fields: dict[str, Any] = {}
     if isinstance(message, Signed):
         fields["signed_with"] = message.key_id.hex()
@@ -177,15 +181,15 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Bytes as hexadecimal and arrays as their shape and range, alone, in a tuple or by name."""
+    """Bytes become hexadecimal and arrays their shape and range, also inside tuples and dictionaries."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, tuple):
-        return [_plain_value(each) for each in value]
+        return [_plain_value(item) for item in value]
     if isinstance(value, HelperTerms):
         value = dataclasses.asdict(value)
     if isinstance(value, dict):
-        return {name: _plain_value(each) for name, each in value.items()}
+        return {name: _plain_value(item) for name, item in value.items()}
     return value.hex() if isinstance(value, bytes) else value
 
 
@@ -198,22 +202,22 @@ def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def _cut_in_words(cut: list[dict[str, Any]]) -> str:
-    shapes = " and ".join(" x ".join(map(str, each["shape"])) for each in cut)
-    size = 4 * sum(int(np.prod(each["shape"])) for each in cut)
+    shapes = " and ".join(" x ".join(map(str, tensor["shape"])) for tensor in cut)
+    size = 4 * sum(int(np.prod(tensor["shape"])) for tensor in cut)
     return f"the tail alone, from activations of {shapes}: {size / 1e3:,.1f} kB a photo, computed once"
 
 
 def _parameters_in_words(counts: dict[str, int], trains: bool) -> str:
     fixed = counts["frozen"] + counts["trunk"]
-    found = f"{counts['param']:,} trained, {fixed:,} frozen" if trains else f"{counts['param'] + fixed:,}, none trained"
-    found += f", {counts['buffer']:,} running statistics"
-    found += f", {counts['optimizer']:,} optimizer state" if trains else ""
-    return f"{found}; {4 * sum(counts.values()):,} bytes as float32"
+    line = f"{counts['param']:,} trained, {fixed:,} frozen" if trains else f"{counts['param'] + fixed:,}, none trained"
+    line += f", {counts['buffer']:,} running statistics"
+    line += f", {counts['optimizer']:,} optimizer state" if trains else ""
+    return f"{line}; {4 * sum(counts.values()):,} bytes as float32"
 
 
 def _show_bundle(facts: dict[str, Any], console: Console) -> None:
     height, width, channels = facts["input_shape"]
-    trains = any(each["name"] == "train_step.onnx" for each in facts["members"])
+    trains = any(member["name"] == "train_step.onnx" for member in facts["members"])
     signed = "yes (the signature is checked where a key is trusted)" if facts["signed"] else "no"
     _show_facts(
         console,
@@ -255,7 +259,7 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_uplink(facts: dict[str, Any], console: Console) -> None:
-    """Few bytes first: the bundle's own method, every way that trains nothing, and FedAvg."""
+    """Show the bundle's own method, every way without training, and FedAvg, fewest bytes first."""
     once = {rung["way"]: rung["bytes"] for rung in facts["uplink_without_training"]}
     rounds = {name: size for name, size in facts["uplink_bytes_per_round"].items() if name not in once}
     fedavg = rounds["fedavg"]
@@ -312,5 +316,5 @@ def _show_table(console: Console, title: str, columns: tuple[str, ...], rows: li
 
 
 def _plain(text: str) -> Text:
-    """Text from a file, so that it cannot style or move the terminal."""
+    """Text from a file, without control characters that could style or move the terminal."""
     return Text(printable(text))

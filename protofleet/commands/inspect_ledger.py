@@ -1,6 +1,6 @@
-"""What `protofleet inspect` shows of a device's ledger: each release, and what ε they come to.
+"""The ledger of a device for `protofleet inspect`: each release, and the total ε.
 
-ε is at the δ that the device last started with, and computed where `dp-accounting` is installed.
+ε is at the δ of the device's last start. It is computed where `dp-accounting` is installed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from contract.errors import UsageError
-from contract.tables import show_table
-from contract.terminal import counted, printable
-from edge_client.ledger import FILE, Entry, Spent, Terms, read_ledger
-from edge_client.privacy import Accountant
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.errors import UsageError
+from protofleet.contract.printable import counted, printable
+from protofleet.edge_client.privacy.accountant import Accountant
+from protofleet.edge_client.privacy.ledger import FILE, Entry, Spent, Terms, read_ledger
 
 __all__ = ["describe_ledger", "is_ledger", "show_ledger"]
 
@@ -37,7 +37,7 @@ def is_ledger(file: Path) -> bool:
 
 
 def describe_ledger(file: Path) -> dict[str, Any]:
-    """What a ledger, or the one of a state directory, holds, as JSON-ready values.
+    """The content of a ledger, or of a state directory's ledger, as values for JSON.
 
     Raises:
         StoreError: it cannot be read.
@@ -58,26 +58,26 @@ def describe_ledger(file: Path) -> dict[str, Any]:
 
 
 def _release(entry: Entry) -> dict[str, Any]:
-    found = asdict(entry)
-    return found | {"run": entry.run.hex(), "digest": entry.digest.hex()}
+    facts = asdict(entry)
+    return facts | {"run": entry.run.hex(), "digest": entry.digest.hex()}
 
 
 def _epsilons(spent: Spent, terms: Terms) -> dict[str, Any]:
-    """ε by relation; null where none holds, or it cannot be computed here."""
-    found: dict[str, Any] = dict.fromkeys(_RELATIONS)
+    """ε by neighbouring relation; None where no ε holds, or it cannot be computed here."""
+    epsilons: dict[str, Any] = dict.fromkeys(_RELATIONS)
     if terms.delta is None:
-        return found
+        return epsilons
     accountant = Accountant(terms.delta)
     try:
         accountant.look_ahead([(spent.of(name)[0], 0.0) for name in _RELATIONS if not spent.of(name)[1]])
         return {name: None if spent.of(name)[1] else accountant.epsilon(spent.of(name)[0]) for name in _RELATIONS}
     except UsageError as error:
-        return found | {"why": str(error)}
+        return epsilons | {"why": str(error)}
 
 
 def show_ledger(facts: dict[str, Any], console: Console) -> None:
-    """The same for a person."""
-    shown = [_row(each) for each in facts["releases"]]
+    """Show the ledger to a person."""
+    shown = [_row(release) for release in facts["releases"]]
     if shown:
         show_table(console, _COLUMNS, shown, words=[0, 1, 2, 3, 4, 5, 6])
     for line in _lines(facts):
@@ -86,29 +86,36 @@ def show_ledger(facts: dict[str, Any], console: Console) -> None:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     spent, releases = Spent(**facts["spent"]), facts["releases"]
-    size = sum(each["payload_bytes"] for each in releases)
+    size = sum(release["payload_bytes"] for release in releases)
     lines = [f"{counted(len(releases), 'release')}, {size:,} bytes, repetitions not counted: {facts['path']}"]
     for name, of_any in _RELATIONS.items():
-        words = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")
+        relation = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")
         epsilon, bare = facts["spent_epsilon"][name], spent.of(name)[1]
         if bare:
-            lines.append(f"for {words}: no ε holds, {counted(bare, 'release')} without")
+            lines.append(f"for {relation}: no ε holds, {counted(bare, 'release')} without")
         elif epsilon is not None:
-            of = f" of {facts['epsilon']:g}" if facts["epsilon"] is not None and facts["neighbours"] == name else ""
-            lines.append(f"for {words}: ε = {epsilon:.3g}{of} at δ = {facts['delta']:g}")
+            budget = f" of {facts['epsilon']:g}" if facts["epsilon"] is not None and facts["neighbours"] == name else ""
+            lines.append(f"for {relation}: ε = {epsilon:.3g}{budget} at δ = {facts['delta']:g}")
     return lines + ([facts["spent_epsilon"]["why"]] if "why" in facts["spent_epsilon"] else [])
 
 
-def _when(at: float) -> str:
+def _when(seconds: float) -> str:
     try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (OverflowError, ValueError, OSError):  # no clock has ever said that
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # a time that no clock can show
         return "an unknown time"
 
 
-def _row(each: dict[str, Any]) -> tuple[str, ...]:
-    cost = each["cost"]
-    of = f"{each['run']} {each['round']}" if each["run"] else ""
+def _row(release: dict[str, Any]) -> tuple[str, ...]:
+    cost = release["cost"]
+    round_name = f"{release['run']} {release['round']}" if release["run"] else ""
     costs = ", ".join("no ε" if cost[name] is None else f"{cost[name]:.3g}" for name in ("add_remove", "replace"))
-    words = (each["what"], each["fleet"], of, each["method"], each["statistic"], each["encoding"])
-    return (_when(each["at"]), *map(printable, words), f"{each['payload_bytes']:,}", costs)
+    cells = (
+        release["what"],
+        release["fleet"],
+        round_name,
+        release["method"],
+        release["statistic"],
+        release["encoding"],
+    )
+    return (_when(release["at"]), *map(printable, cells), f"{release['payload_bytes']:,}", costs)

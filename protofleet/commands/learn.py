@@ -1,7 +1,7 @@
-"""`protofleet learn` and `unlearn`: a photo and its label into a device's own data, and out of it again.
+"""`protofleet learn` and `unlearn`: add a photo with its label to a device's own data, or remove it.
 
-The example is on the disk when the command ends (`edge_client/data/learned.py`); the device's client, whether it runs
-now or later, trains on it from its next round on. A label that was wrong is learned again with the right one.
+The example is on the disk when the command ends (`edge_client/data/learned.py`). The device's client uses it from its
+next round on, whether it runs now or later. To correct a wrong label, learn the photo again with the right one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from contract.bundle import Manifest
-from contract.json_output import JSON_HELP, beside, write_json
-from contract.terminal import counted, printable
-from edge_client.data.learned import Learned, LearnedFile, example_of
-from edge_client.knowledge import Knowledge
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
+from protofleet.contract.printable import counted, printable
+from protofleet.edge_client.answers.knowledge import Knowledge
+from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
 
 __all__ = ["learn_command", "unlearn_command"]
 
@@ -57,13 +57,13 @@ def _manifest(state: Path, bundle: Path | None) -> Manifest:
 
 
 def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> None:
-    there = Learned(state)
-    there.look()
-    there.close()
-    line += f"; {counted(len(there), 'example')} learned on this device"
+    learned = Learned(state)
+    learned.look()
+    learned.close()
+    line += f"; {counted(len(learned), 'example')} learned on this device"
     if facts["outcome"] != "known":
-        is_first = facts["outcome"] != "unlearned" and there.labels.count(facts["label"]) == 1
+        is_first = facts["outcome"] != "unlearned" and learned.labels.count(facts["label"]) == 1
         line += f", the first that you taught it of {facts['label']}" if is_first else ""
         line += "; answers change once its client's next contribution is merged"
     beside(json, highlight=False, soft_wrap=True).print(printable(line), markup=False)
-    write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(there)})
+    write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(learned)})

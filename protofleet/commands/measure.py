@@ -1,8 +1,8 @@
 """Measure a bundle on this machine with the code that a device runs: its extractor and its trainer.
 
-`edge_client` knows how to run a bundle, `hw_profiles` how to measure; a command that needs both is put together here.
-Nothing of torch or of the ONNX package is touched, so this works with the base install. Each run gets a fresh Python
-process (`spawn`), because a process's peak memory never goes down.
+`edge_client` knows how to run a bundle, and `hw_profiles` how to measure. This command needs both. It uses neither
+torch nor the ONNX package, so it works with the base install. Each run gets a new Python process (`spawn`), because the
+peak memory of a process never goes down.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from contract.bundle import read_bundle
-from contract.errors import ProtofleetError, UsageError
-from contract.methods import load_method, method, place_of
-from edge_client.data import LocalData
-from edge_client.extractor import Extractor
-from edge_client.process_metrics import board_name, peak_rss_bytes, versions
-from edge_client.trainer import Trainer
-from hw_profiles.devices.measure import measured_run, record
+from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.errors import ProtofleetError, UsageError
+from protofleet.contract.methods import load_method, method, place_of
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.hardware.process_metrics import board_name, peak_rss_bytes, versions
+from protofleet.edge_client.training.extractor import Extractor
+from protofleet.edge_client.training.trainer import Trainer
+from protofleet.hw_profiles.devices.measure import measured_run, record
 
 __all__ = ["load_inference", "load_training", "measure_bundle"]
 
@@ -39,19 +39,19 @@ def measure_bundle(
     """Time inference at `batch` and, where the bundle trains, a training step at the bundle's own batch.
 
     Args:
-        threads: each is measured on its own.
-        seconds: of measuring for each run.
+        threads: numbers of threads; each is measured separately.
+        seconds: time of measuring in each run.
         progress: called with one line before each run.
 
     Returns:
-        A record of `hw_profiles.devices.measure`.
+        A record of `protofleet.hw_profiles.devices.measure`.
 
     Raises:
         ProtofleetError: the bundle cannot be read or run, or a run was killed (out of memory).
     """
     bundle = read_bundle(path)
     manifest = bundle.manifest
-    place = place_of(method(manifest.method))  # may be a class that only this command was told of
+    place = place_of(method(manifest.method))  # it may be a class that only this command has loaded
     phases = [("inference", batch)] + ([("training_step", manifest.batch)] if manifest.trainable else [])
     runs = []
     for count in threads:

@@ -1,9 +1,10 @@
-"""`protofleet model`: what a device or its fleet answers with, as one plain ONNX file.
+"""`protofleet model`: the classifier of a device or of its fleet, as one plain ONNX file.
 
-The predictor (`edge_client`) says which weights and which way of answering; `export/classifier.py` makes a graph of
-them; they meet here. Where another ridge or form is asked for, the head is first made again of the store's sums
-(`aggregator/solve_again.py`). Before the file is written it is opened by ONNX Runtime and asked about images of noise,
-beside the predictor: it must answer the same.
+1. The predictor (`edge_client`) gives the weights and the way of answering.
+2. With another ridge or form, the head is solved again from the store's sums (`aggregator/commands/solve_again.py`).
+3. `export/bundles/classifier.py` makes a graph of them.
+4. ONNX Runtime runs the graph on images of noise. The scores must equal the predictor's.
+5. Only then the file is written.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from contract.errors import ExportError, StoreError, UsageError
-from contract.files import whole_file
-from contract.methods import LOAD_HELP, load_method
-from contract.terminal import counted
-from edge_client.onnx_session import open_session
-from protofleet.predictor import Predictor
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.commands.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.contract.errors import ExportError, StoreError, UsageError
+from protofleet.contract.files.atomic_files import whole_file
+from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.contract.printable import counted
+from protofleet.edge_client.training.onnx_session import open_session
+from protofleet.library.predictor import Predictor
 
 __all__ = ["model_bytes", "model_command"]
 
@@ -66,12 +67,12 @@ def model_command(
 
 
 def model_bytes(predictor: Predictor) -> bytes:
-    """The file's bytes, which answer as the predictor does.
+    """The bytes of the ONNX file. Its answers are equal to the predictor's.
 
     Raises:
-        ExportError: the way of answering is not linear, or the graph answers otherwise.
+        ExportError: the way of answering is not linear, or the graph gives other answers.
     """
-    from export.classifier import classifier
+    from protofleet.export.bundles.classifier import classifier
 
     bundle, answer = predictor.bundle, predictor.answering.answer
     about = {"bundle": bundle.sha256.hex(), "way": predictor.way, "basis": predictor.basis}

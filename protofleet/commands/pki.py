@@ -1,7 +1,7 @@
-"""`protofleet pki`: certificates for a fleet, and the files of a broker that lets nobody speak for another.
+"""`protofleet pki`: certificates for a fleet, and the broker's files, which stop a client from acting as another.
 
-Each command says what has to be copied where. The directory holds the key that signs everything: it belongs on a
-machine of the operator's, not on the broker and not on a device.
+Each command says which folder must be copied where. The directory holds the key that signs everything. Keep it on the
+operator's own machine, not on the broker and not on a device.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from contract.errors import UsageError
-from contract.json_output import JSON_HELP, beside, write_json
-from contract.tables import show_table
-from contract.terminal import counted
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.errors import UsageError
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
+from protofleet.contract.printable import counted
 from protofleet.pki import names
-from protofleet.pki.book import Book, Member, read_book
-from protofleet.pki.office import AUTHORITY_DAYS, CERTIFICATE_DAYS, LIST_DAYS, PLACE, Office, establish
-from protofleet.pki.outlook import entries, on, warnings
+from protofleet.pki.authority import AUTHORITY_DAYS, CERTIFICATE_DAYS, LIST_DAYS, PLACE, Office, establish
+from protofleet.pki.expiry import entries, on, warnings
+from protofleet.pki.register import Book, Member, read_book
 
 __all__ = ["pki_app"]
 
@@ -55,7 +55,7 @@ def init_command(
     ca_days: Annotated[int, typer.Option(min=1, max=7300, help="The authority is good so long.")] = AUTHORITY_DAYS,
 ) -> int:
     """Make an authority, and certificates for the broker and the aggregator."""
-    hosts = [host.strip() for each in broker for host in each.split(",") if host.strip()]
+    hosts = [host.strip() for given in broker for host in given.split(",") if host.strip()]
     if not hosts:
         raise UsageError("--broker", expected="a host name or an address", got="none", hint="--broker broker.local")
     if not place.startswith("/") or not place.isprintable() or place != place.strip():
@@ -99,7 +99,7 @@ def aggregator_command(
     with Office.open(directory) as office:
         if workers:
             for name in office.add_workers(fleet or office.book.fleets[0], workers):
-                _admitted(office, name, True, told=False)
+                _admitted(office, name, True, tells_broker=False)
             _tell_broker(directory)
             return _after(directory)
         _admitted(office, office.add_fleet(fleet or office.book.fleets[0]), True)
@@ -167,9 +167,9 @@ def renew_command(
             wanted += [name for name in _due(office.book) if name not in wanted]
         for name in wanted:
             office.renew(name)
-            _admitted(office, name, True, told=False)
+            _admitted(office, name, True, tells_broker=False)
         office.renew_lists()
-        until = min(each.list_until for each in office.book.authorities)
+        until = min(authority.list_until for authority in office.book.authorities)
     _say(f"revocation list until {on(until)}")
     _tell_broker(directory)
     return _after(directory)
@@ -210,10 +210,10 @@ def list_command(
 ) -> int:
     """Who has a certificate, until when, and who is revoked."""
     book, now = read_book(directory), int(time.time())
-    found = list(entries(book, now, every=every))
-    write_json(json, {"schema": SCHEMA, "fleets": book.fleets, "entries": [_dated(asdict(each)) for each in found]})
-    roles = [each.role if each.name in book.members and each.role != each.name else "" for each in found]
-    rows = [(e.name, role, " ".join(e.fleets), on(e.until), e.words) for e, role in zip(found, roles, strict=True)]
+    listed = list(entries(book, now, every=every))
+    write_json(json, {"schema": SCHEMA, "fleets": book.fleets, "entries": [_dated(asdict(entry)) for entry in listed]})
+    roles = [entry.role if entry.name in book.members and entry.role != entry.name else "" for entry in listed]
+    rows = [(e.name, role, " ".join(e.fleets), on(e.until), e.words) for e, role in zip(listed, roles, strict=True)]
     show_table(beside(json), ("name", "role", "fleets", "until", ""), rows, words=range(5))
     return _after(directory)
 
@@ -226,26 +226,26 @@ def _given(fleets: list[str] | None, book: Book) -> tuple[str, ...]:
 
 
 def _due(book: Book) -> list[str]:
-    """Whose certificate is to be renewed now; an aggregator's second one goes with the first."""
+    """The names whose certificates must be renewed now. An aggregator's second one is renewed with the first."""
     now = int(time.time())
-    found = {each.name: each.state for each in entries(book, now) if each.name in book.members}
+    states = {entry.name: entry.state for entry in entries(book, now) if entry.name in book.members}
     return [
         name
-        for name, state in found.items()
+        for name, state in states.items()
         if state in ("soon", "expired", "old", "gone")
         and not name.endswith(f".{names.ROLLOUT}")
         and not (name == names.BROKER and state == "old")
     ]
 
 
-def _admitted(office: Office, name: str, is_new: bool, *, told: bool = True) -> None:
+def _admitted(office: Office, name: str, is_new: bool, *, tells_broker: bool = True) -> None:
     newest = office.book.newest(name)
     if is_new and newest is not None:
         _say(f"{name}: until {on(newest.until)}; copy {office.folder(name)} to where it runs")
     else:
         fleets = ", ".join(office.book.members[name].fleets)
         _say(f"{name}: " + (f"in {fleets} from now on" if fleets else "has other topics from now on"))
-    if told:
+    if tells_broker:
         _tell_broker(office.directory)
 
 
@@ -254,7 +254,7 @@ def _tell_broker(directory: Path) -> None:
 
 
 def _after(directory: Path) -> int:
-    """What is to be seen to, whatever was asked for."""
+    """Warn about everything that expires soon, after any command."""
     for line in warnings(read_book(directory), int(time.time())):
         Console(stderr=True).print(f"[yellow]warning[/yellow]: {line}", highlight=False, soft_wrap=True)
     return 0
@@ -265,6 +265,6 @@ def _say(line: str) -> None:
 
 
 def _dated(content: dict[str, Any]) -> dict[str, Any]:
-    """Times as ISO 8601 has them."""
+    """The entry with its times in ISO 8601."""
     times = {name: content[name] for name in ("since", "until", "revoked") if content[name] is not None}
-    return content | {name: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) for name, at in times.items()}
+    return content | {name: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s)) for name, time_s in times.items()}

@@ -1,10 +1,11 @@
-"""`protofleet predict`: answers about photos, on a device or wherever a bundle and what the fleet has learned are.
+"""`protofleet predict`: answers about photos, on a device or on any machine with a bundle and the fleet's result.
 
-1. What is known is read: a state directory, whose client may be running, or a bundle, and a store beside either.
-2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera. While one of the
-   last two is asked for, what the client or the aggregator comes to know is taken up (`edge_client/predictor.py`).
-3. Each gets a line for a person, or a line of JSON, and one on a topic of a broker where `--publish` names one; a photo
-   that cannot be read gets a line, too, and the rest go on.
+1. The knowledge is read: a state directory, whose client may be running, or a bundle. A store may be added to either.
+2. Photos come from files, from folders, from watched folders (`--follow`), or from a camera. With `--follow` or a
+   camera the command also loads what the client or the aggregator learns meanwhile
+   (`edge_client/answers/predictor.py`).
+3. Each photo gets a line for a person or a line of JSON, and with `--publish` a message on a broker's topic. A photo
+   that cannot be read gets a line, too, and the command continues.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from contract.errors import DataError, UsageError
-from contract.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
-from contract.methods import LOAD_HELP, load_method
-from contract.terminal import printable
-from edge_client.data.decode import Broken
-from edge_client.data.folder import is_image
-from edge_client.data.load import load_data
-from edge_client.history import last_tested
-from edge_client.predictor import Answers
-from edge_client.providers import PROVIDER_HELP
-from edge_client.publisher import Target
-from edge_client.rollout_file import answering
-from edge_client.watch import camera_pictures, new_files
-from protofleet.predictor import Predictor
-from protofleet.publisher import Publisher, facts
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.commands.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.contract.errors import DataError, UsageError
+from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
+from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.contract.printable import printable
+from protofleet.edge_client.answers.answer_publisher import Target
+from protofleet.edge_client.answers.photo_watch import camera_pictures, new_files
+from protofleet.edge_client.answers.predictor import Answers
+from protofleet.edge_client.data.decode import Broken
+from protofleet.edge_client.data.folder import is_image
+from protofleet.edge_client.data.load import load_data
+from protofleet.edge_client.hardware.providers import PROVIDER_HELP
+from protofleet.edge_client.journal.history import last_tested
+from protofleet.edge_client.rollout.rollout_file import answering
+from protofleet.library.predictor import Predictor
+from protofleet.library.publisher import Publisher, facts
 
 __all__ = ["predict_command"]
 
-_CALIBRATED = 2_000  # photos of known classes that are looked at, at most
+_CALIBRATED = 2_000  # the largest number of photos of known classes that are used
 
 
 def predict_command(
@@ -97,13 +98,13 @@ def predict_command(
     console = beside(json, highlight=False, soft_wrap=True)
     _tell_basis(predictor, state, is_default=known is None and unknown_above is None)
     if camera is not None:
-        found = _asked_about_camera(predictor, camera, every)
+        answers = _asked_about_camera(predictor, camera, every)
     else:
         files = _files(photos or [], follow, every)
-        found = predictor.photos(files, together=1) if follow else predictor.photos(files)
+        answers = predictor.photos(files, together=1) if follow else predictor.photos(files)
     read = 0
     with contextlib.nullcontext() if target is None else Publisher(target, top=top, log=log) as publisher:
-        for name, answer in found:
+        for name, answer in answers:
             console.print(printable(_line(name, answer, top)), markup=False)
             add_json_line(json, facts(name, answer, top))
             if publisher is not None:
@@ -141,18 +142,18 @@ def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -
 
 
 def _others(ways: Sequence[str], state: Path | None) -> str:
-    """What else could answer, where there is a choice, and how well each did on the device's own test; best first."""
+    """The other ways of answering, if any, and their accuracy on the device's own test, best first."""
     if len(ways) < 2:
         return ""
     tested = last_tested(answering(state) / "history.jsonl") if state else None
     if tested is None:
         return f"--way takes one of {', '.join(ways)}"
     shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
-    told = ", ".join(f"{way} {share:.1%}" for way, share in sorted(shares.items(), key=lambda item: -item[1]))
+    ranking = ", ".join(f"{way} {share:.1%}" for way, share in sorted(shares.items(), key=lambda item: -item[1]))
     only_own = tested["accuracy"]["own_classes"] == tested["accuracy"]["all_classes"]
     own = ", all of its own classes (easier for a way that names these only)" if only_own else ""
     photos = f"{tested['test_samples']:,} photos that the device was tested on{own}"
-    return f"right after round {tested['round']}, of the {photos}: {told}; --way takes another"
+    return f"right after round {tested['round']}, of the {photos}: {ranking}; --way takes another"
 
 
 # ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
-"""`protofleet profile`: what a bundle takes on devices (predicted, simulated) and on this machine (measured).
+"""`protofleet profile`: the cost of a bundle on devices (predicted, simulated) and on this machine (measured).
 
-Predicting is `hw_profiles`, running a bundle is `edge_client`; the command that does both is put together here. What
-is imported follows what is asked for, so that `--measure` works on a board with the base install: no onnx, no torch.
+`hw_profiles` predicts, and `edge_client` runs a bundle. This command does both. It imports only what the options need,
+so `--measure` works on a board with the base install, without onnx and torch.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from contract.bundle import read_bundle
-from contract.errors import UsageError, near_names
-from contract.extras import install_command
-from contract.interrupt import interruptible
-from contract.json_output import JSON_HELP, beside, write_json, write_text
-from contract.methods import LOAD_HELP, METHODS, closing_method, load_method
-from contract.tables import show_table
-from hw_profiles.devices.measure import read_measurement
-from hw_profiles.devices.schema import Device, find_device, load_devices
-from hw_profiles.latency.published_rows import OWN_DEVICE
-from hw_profiles.reports.page import check_pages
-from hw_profiles.units import size, time_text
+from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.console.interrupt import interruptible
+from protofleet.contract.console.tables import show_table
+from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.extras import install_command
+from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
+from protofleet.contract.methods import LOAD_HELP, METHODS, closing_method, load_method
+from protofleet.hw_profiles.devices.measure import read_measurement
+from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
+from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE
+from protofleet.hw_profiles.reports.page import check_pages
+from protofleet.hw_profiles.units import size, time_text
 
 __all__ = ["profile_command"]
 
@@ -90,14 +90,14 @@ def profile_command(
     report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
     write_json(json_file, report)  # before it is shown: whoever reads along may leave (`| head`)
     if html_file is not None:
-        from hw_profiles.reports.profile_page import profile_page
+        from protofleet.hw_profiles.reports.profile_page import profile_page
 
         write_text(html_file, profile_page(report), option="--html")
     _show(report, console)
 
 
 def _check_onnx(what: str) -> None:
-    """The page is of predictions, and those are read off the bundle's graphs."""
+    """Raise where onnx is missing: predictions need the bundle's graphs, and pages show predictions."""
     if not _has_onnx():
         raise UsageError(
             what, expected="the onnx package, for predictions from the bundle's graphs", got="none installed",
@@ -124,7 +124,7 @@ def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Co
     counts = sorted({1, cores} | ({2} if cores >= 4 else set()))
     if threads and threads != "all":
         try:
-            counts = sorted({int(word) for word in threads.split(",")})
+            counts = sorted({int(number) for number in threads.split(",")})
         except ValueError:
             raise UsageError("--threads", expected="numbers, comma-separated", got=threads) from None
     return measure_bundle(
@@ -136,7 +136,7 @@ def _report(
     bundle: Path, devices: Sequence[Device], choice: Mapping[str, Any], record: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     _check_onnx("predictions")
-    from hw_profiles.reports.profile_report import Choice, profile_report
+    from protofleet.hw_profiles.reports.profile_report import Choice, profile_report
 
     return profile_report(read_bundle(bundle), devices, Choice(**choice), record)
 
@@ -149,8 +149,8 @@ def _has_onnx() -> bool:
 
 def _show_devices(devices: Iterable[Device], console: Console) -> None:
     rows = [
-        (each.name, ", ".join(each.processors), f"{each.memory.ram_bytes / 2**30:.3g} GiB", each.title)
-        for each in devices
+        (device.name, ", ".join(device.processors), f"{device.memory.ram_bytes / 2**30:.3g} GiB", device.title)
+        for device in devices
     ]
     show_table(console, ("name", "processors", "memory", "title"), rows, words=(0, 1, 3))
 
@@ -197,13 +197,13 @@ def _uplink_line(uplink: Mapping[str, Any]) -> str:
 
 
 def _ladder_line(rungs: Sequence[Mapping[str, Any]]) -> str:
-    """What each way without training sends, few bytes first."""
-    told = ", ".join(f"{rung['way']} ({size(rung['bytes'])})" for rung in rungs if rung["bytes"] is not None)
-    return f"up once without training: {told}; protofleet advise measures their accuracy on your photos"
+    """What each way without training sends, fewest bytes first."""
+    ways = ", ".join(f"{rung['way']} ({size(rung['bytes'])})" for rung in rungs if rung["bytes"] is not None)
+    return f"up once without training: {ways}; protofleet advise measures their accuracy on your photos"
 
 
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """In what the memory lies beyond all that was measured."""
+    """A line for each device whose memory estimate lies beyond all measurements."""
     for device in devices:
         if device["memory"]["extrapolated"]:
             yield f"memory extrapolated, beyond all that was measured: {', '.join(device['memory']['extrapolated'])}"
@@ -224,7 +224,7 @@ def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _memory_cells(memory: Mapping[str, Any]) -> tuple[str, str]:
-    """What it takes at most, and whether that fits."""
+    """The upper bound of the memory, and whether it fits."""
     most = memory["peak_bytes_at_most"]
     verdict = "yes" if memory["fits"] else "NO"
     if not memory["fits"] and memory["training_fits"]:

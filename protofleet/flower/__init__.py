@@ -6,21 +6,21 @@
     app = ClientApp(mods=[method_mod(embed)])                    # client: `embed` gives features and labels
     app.train()(no_training)
 
-Flower carries the messages, starts the processes and knows the nodes; what is computed on either side is the same
-class over `contract.methods.Method` as on a fleet of ours, so results are equal to the last bit. In order:
+Flower carries the messages, starts the processes and knows the nodes. Both sides compute with the same `Method` class
+(`protofleet.contract.methods`) as a fleet of ours, so results are equal to the last bit. A round, in order:
 
-1. `strategy.py` (server) asks: our announcement, the method's hyper-parameters, and the global state so far;
-2. `client.py` lets the method summarise what the client has, features of a model of its own (`samples.py`) or the
-   images of a bundle, and answers with our contribution, encoded as on our own wire;
-3. `strategy.py` checks, screens and merges the replies with the aggregator's own functions;
-4. `learned.py` is what came of it, for either side: prototypes, a head, answers.
+1. `strategy.py` (server) asks. It sends our announcement, the method's hyper-parameters, and the global state so far.
+2. `client.py` lets the method summarise the client's data: features of the client's own model (`samples.py`), or the
+   images of a bundle. It replies with our contribution, encoded as on our own wire.
+3. `strategy.py` checks, screens and merges the replies with the aggregator's own functions.
+4. `learned.py` holds the result for both sides: prototypes, a head, answers.
 
-`records.py` is how each of these lies in Flower's records.
+`records.py` says how these messages are laid out in Flower's records.
 """
 
 from __future__ import annotations
 
-from contract.extras import install_command
+from protofleet.contract.extras import install_command
 
 try:
     import flwr.clientapp

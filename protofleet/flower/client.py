@@ -1,10 +1,10 @@
 """The client's side: mods that answer our strategy's messages, and let every other message through.
 
-`method_mod` is for a model of one's own: the app's train function runs first where the method trains, and then its
-model's features are summarised; whatever arrays it replied are dropped. `bundle_mod` is for one of our bundles: the
-device's own core trains and summarises, on stock ONNX Runtime.
+- `method_mod` is for the app's own model. Where the method trains, the app's train function runs first. Then the mod
+  summarises the model's features. Arrays in the train function's reply are dropped.
+- `bundle_mod` is for one of our bundles. The device's own core trains and summarises, on stock ONNX Runtime.
 
-A refusal is a reply with one line as its error, which the ServerApp logs, and no traceback.
+A refusal is a reply with one line as its error and no traceback. The ServerApp logs that line.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle, read_bundle
-from contract.errors import BundleError, DataError, DivergedError, ProtofleetError, UsageError
-from contract.messages import Contribution
-from contract.topics import check_device
-from edge_client.data import UNLABELLED, LocalData
-from edge_client.device import Device
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.errors import BundleError, DataError, DivergedError, ProtofleetError, UsageError
+from protofleet.contract.wire.messages import Contribution
+from protofleet.contract.wire.topics import check_device
+from protofleet.edge_client.data import UNLABELLED, LocalData
+from protofleet.edge_client.device.device import Device
 from protofleet.flower.learned import Learned
 from protofleet.flower.records import Reply, Task, extractor_id
 from protofleet.flower.samples import Samples, statistic_of
@@ -40,11 +40,11 @@ _EXAMPLES = "num-examples"
 
 
 def received(message: Message) -> Learned:
-    """What has come of the rounds so far, of a train or evaluate message of `MethodStrategy`.
+    """The result of the rounds so far, read from a train or evaluate message of `MethodStrategy`.
 
     Raises:
-        WireError: a message of another strategy, or one that is not whole.
-        ProtofleetError: a method that is not installed here.
+        WireError: the message is of another strategy, or incomplete.
+        ProtofleetError: the method is not installed here.
     """
     task = Task.read(message.content)
     if task is None:
@@ -53,7 +53,7 @@ def received(message: Message) -> Learned:
 
 
 def no_training(message: Message, context: Context) -> Message:
-    """A train function for apps whose mod alone answers: Flower asks for one in every ClientApp."""
+    """A train function that does nothing, for apps whose mod does all. Flower asks for one in every ClientApp."""
     return Message(RecordDict(), reply_to=message)
 
 
@@ -64,17 +64,17 @@ def method_mod(
     methods: Collection[str] | None = None,
     min_samples: int = 1,
 ) -> Mod:
-    """A mod that sends what a method says of features, in place of weights.
+    """A mod that sends a method's statistic of features instead of weights.
 
-    For a method that trains (FedProto, FedPR, FedHP, FedHKD) the app's own train function is called first; `received`
-    gives it the global prototypes. Of its reply the single numbers of its metrics are kept, and nothing else.
+    For a method that trains (FedProto, FedPR, FedHP, FedHKD) the app's own train function is called first. `received`
+    gives it the global prototypes. Only the single numbers in the metrics of its reply are kept.
 
     Args:
-        samples: called then, with the message and the context: the client's samples by the features of its model.
-        extractor: names the shared extractor, as `MethodStrategy(extractor=…)` does: a server that asks for another is
-            refused. Where the server sends the extractor's arrays along, they stand for it instead.
-        methods: names of those that this client takes part in, whatever the server asks for; None for any.
-        min_samples: classes of which it has fewer are withheld, also where the server asks for less.
+        samples: called with the message and the context. Returns the client's samples, as features of its model.
+        extractor: names the shared extractor, as `MethodStrategy(extractor=…)` does. A server that asks for another one
+            is refused. Where the server sends the extractor's arrays, they identify it instead.
+        methods: names of the methods that this client takes part in; None for any.
+        min_samples: classes with fewer samples are withheld, also where the server's own limit is lower.
 
     Returns:
         for `ClientApp(mods=[…])`.
@@ -107,29 +107,29 @@ def bundle_mod(
     methods: Collection[str] | None = None,
     min_samples: int = 1,
 ) -> Mod:
-    """A mod that is a device of ours: it trains and summarises with a bundle's graphs, and needs no torch.
+    """A mod that is one of our devices: it trains and summarises with a bundle's graphs, and needs no torch.
 
-    What it trains stays in the client's context, between the messages of a run.
+    The trained weights stay in the client's context between the messages of a run.
 
     Args:
-        bundle: file, the same as, or of one fleet with, that of `MethodStrategy.of_bundle`.
-        data: images (N, H, W, c) uint8 of the bundle's shape, and class numbers (N,), of this client.
-        threads: within an operator.
-        methods, min_samples: as of `method_mod`.
+        bundle: a file: the bundle of `MethodStrategy.of_bundle`, or another bundle of the same fleet.
+        data: returns this client's images (N, H, W, c) uint8 in the bundle's shape, and class numbers (N,).
+        threads: number of threads within an operator.
+        methods, min_samples: as for `method_mod`.
 
     Returns:
-        for `ClientApp(mods=[…])`; the app's train function is never called by our messages.
+        for `ClientApp(mods=[…])`. Our messages never call the app's train function.
     """
     read: list[Bundle] = []
 
     def summarise(task: Task, message: Message, context: Context) -> Contribution:
         if not read:
             read.append(read_bundle(bundle))
-        found = read[0]
-        _check_bundle(task, found)
+        loaded = read[0]
+        _check_bundle(task, loaded)
         device = Device(
-            found,
-            _images(found, data(context)),
+            loaded,
+            _images(loaded, data(context)),
             check_device(_name(context) or f"node-{context.node_id}"),
             threads=threads,
             secret=_secret(context),
@@ -149,17 +149,17 @@ def bundle_mod(
 
 @dataclass(frozen=True)
 class _Terms:
-    """What a client's owner lets out, and whether the mod trains itself or the app does."""
+    """What the owner of a client allows, and whether the mod trains or the app does."""
 
     trains_itself: bool
     methods: Collection[str] | None
     min_samples: int
 
     def hold(self, task: Task) -> Task:
-        """The task as the owner lets it be done.
+        """The task within the limits that the owner sets.
 
         Raises:
-            UsageError: not at all.
+            UsageError: the owner does not allow this method.
         """
         if self.methods is not None and task.method.name not in self.methods:
             own = ", ".join(self.methods) or "no method"
@@ -196,15 +196,15 @@ def _mod(summarise: Summarise, terms: _Terms) -> Mod:
 
 
 def _numbers(content: RecordDict) -> dict[str, int | float]:
-    """The single numbers of all metrics; lists could be anything."""
-    found: dict[str, Any] = {}
+    """The single numbers of all metrics. Lists are left out: they could hold anything."""
+    numbers: dict[str, Any] = {}
     for record in content.metric_records.values():
-        found |= {name: value for name, value in record.items() if not isinstance(value, list)}
-    return found
+        numbers |= {name: value for name, value in record.items() if not isinstance(value, list)}
+    return numbers
 
 
 def _name(context: Context) -> str:
-    """What outlasts a run, and puts contributions in order: the number of the client's partition, if it has one."""
+    """The number of the client's partition, empty if it has none. It outlasts a run and orders the contributions."""
     return str(context.node_config.get("partition-id", ""))
 
 

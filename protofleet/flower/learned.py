@@ -1,4 +1,4 @@
-"""What has come of the rounds so far, for whoever asks: the rows, and answers to features."""
+"""The result of the rounds so far: rows of prototypes, means or a head, and answers to features."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.answers import Answer, nearest_answer
-from contract.errors import DataError, MethodError
-from contract.methods import Method, Value
-from contract.state import GlobalState
+from protofleet.contract.errors import DataError, MethodError
+from protofleet.contract.heads.answers import Answer, nearest_answer
+from protofleet.contract.methods import Method, Value
+from protofleet.contract.wire.global_state import GlobalState
 
 __all__ = ["Learned"]
 
@@ -22,8 +22,8 @@ class Learned:
     """Prototypes, class means or a head, as clients have them.
 
     Attributes:
-        method: whose rounds they came of.
-        hyper: its hyper-parameters, settled.
+        method: the method of the rounds.
+        hyper: the method's resolved hyper-parameters.
         classes, width: C and D.
         state: the rows, by kind.
     """
@@ -36,32 +36,32 @@ class Learned:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What there is: `prototypes`, `means`, `head`, …; none before the first round."""
+        """The kinds of rows in the state: `prototypes`, `means`, `head`, …; none before the first round."""
         return tuple(self.state.rows)
 
     def rows(self, kind: str = "prototypes") -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Rows (C, W) float32 of a kind, zero where there is none, and which classes have one (C,)."""
+        """Rows (C, W) float32 of one kind, and a mask (C,) of the classes that have a row. Other rows are zero."""
         width = self.method.row_kinds(self.hyper, self.classes, self.width).get(kind, self.width)
         dense, present = self.state.dense(kind, self.classes, width)
         return dense, present > 0
 
     @property
     def answer(self) -> Answer:
-        """How features are answered by what came back alone: FFC's head, the nearest class mean or prototype.
+        """The answer by the global state alone: FFC's head, or the nearest class mean or prototype.
 
         Raises:
-            MethodError: the method answers by each client's own head, or nothing has come back yet.
+            MethodError: the method answers by each client's own head, or no round has ended yet.
         """
-        found = self.method
-        shared = found.shared_answers(self.state, self.classes, self.width, self.hyper)
-        if found.way in shared:
-            return shared[found.way]
+        method = self.method
+        shared = method.shared_answers(self.state, self.classes, self.width, self.hyper)
+        if method.way in shared:
+            return shared[method.way]
         prototypes, present = self.rows("prototypes")
-        if found.way == "prototype" and present.any():
+        if method.way == "prototype" and present.any():
             return nearest_answer(prototypes, present)
-        own = "each client's own head" if found.way == "head" else "what rounds bring"
+        own = "each client's own head" if method.way == "head" else "what rounds bring"
         got = "what came back" if self.kinds else "nothing yet"
-        raise MethodError(f"an answer of {found.name}", expected=own, got=got)
+        raise MethodError(f"an answer of {method.name}", expected=own, got=got)
 
     def __call__(self, features: Any) -> NDArray[np.int64]:
         """Features (N, D), numpy or torch, to class numbers (N,).

@@ -1,8 +1,10 @@
-"""A round in Flower's records: the messages of our own wire, as bytes in one ConfigRecord, either way.
+"""A round in Flower's records: the messages of our own wire, as bytes in one ConfigRecord, in both directions.
 
-Flower moves every array of an ArrayRecord as an object of its own, each with a header and a request, which for
-prototypes costs more than they do (docs/decisions/195); and bytes that `contract.wire` wrote are checked by what reads
-them. Down goes what a bundle and an announcement tell a device of ours; up goes a contribution.
+The server sends what a bundle and an announcement tell one of our devices. The client sends a contribution.
+
+There are two reasons for bytes. Flower moves every array of an ArrayRecord as a separate object with a header and a
+request, which costs more than the prototypes themselves (docs/decisions/195). And the reader of
+`protofleet.contract.wire.codec` checks the bytes that it reads.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from contract.errors import UsageError, WireError
-from contract.messages import Announcement, Contribution, Encoding, GlobalPart
-from contract.messages import Message as OurMessage
-from contract.methods import Method, Value
-from contract.methods import method as method_of
-from contract.state import GlobalCollector, GlobalState
-from contract.wire import MAX_MESSAGE_BYTES, decode, encode
+from protofleet.contract.errors import UsageError, WireError
+from protofleet.contract.methods import Method, Value
+from protofleet.contract.methods import method as method_of
+from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES, decode, encode
+from protofleet.contract.wire.global_state import GlobalCollector, GlobalState
+from protofleet.contract.wire.messages import Announcement, Contribution, Encoding, GlobalPart
+from protofleet.contract.wire.messages import Message as OurMessage
 
 __all__ = [
     "Reply",
@@ -32,15 +34,15 @@ __all__ = [
     "travelled",
 ]
 
-MAX_CLASSES = 1 << 16  # whose numbers a message has room for
-_PREFIX = "protofleet."  # of our keys, among whatever else a ConfigRecord holds
+MAX_CLASSES = 1 << 16  # the class numbers that fit into a message
+_PREFIX = "protofleet."  # of our keys; a ConfigRecord may hold others
 _ANNOUNCEMENT, _STATE, _FLEET = f"{_PREFIX}announcement", f"{_PREFIX}state", f"{_PREFIX}fleet"
 _CONTRIBUTION, _NAME = f"{_PREFIX}contribution", f"{_PREFIX}name"
 _RECORD = "protofleet"
 
 
 class _Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the manifest of a bundle says of a fleet, as far as a round asks."""
+    """The part of a bundle's manifest that a round needs."""
 
     classes: int
     width: int
@@ -49,14 +51,14 @@ class _Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a server asks of a client in a round.
+    """What the server asks of a client in one round.
 
     Attributes:
-        announcement: which round of which method, over which extractor.
-        method: the announced one.
+        announcement: the round, its method and its extractor.
+        method: the announced method.
         classes, width: C and D.
-        hyper: the method's, settled.
-        state: what has come of the rounds before; empty before the first.
+        hyper: the method's resolved hyper-parameters.
+        state: the result of the rounds before; empty before the first.
     """
 
     announcement: Announcement
@@ -67,7 +69,7 @@ class Task:
     state: GlobalState
 
     def write(self, record: ConfigRecord) -> None:
-        """Put it into a record, beside what is there."""
+        """Write the task into a record, beside its other entries."""
         fleet = _Fleet(self.classes, self.width, dict(self.hyper))
         record[_ANNOUNCEMENT] = encode(self.announcement)
         record[_FLEET] = msgspec.json.encode(fleet)
@@ -77,14 +79,14 @@ class Task:
 
     @classmethod
     def read(cls, content: RecordDict) -> Task | None:
-        """Of a message's content; None where it has none of ours, and so is not for us.
+        """Read the task from a message's content; None where the message is not one of ours.
 
         Raises:
-            WireError: it is not whole, or not what we write.
-            MethodError: its method is not installed here, or the hyper-parameters are none of it.
-            UsageError: its method adds noise (`carried`).
+            WireError: the task is incomplete, or not as `write` writes it.
+            MethodError: the method is not installed here, or does not have these hyper-parameters.
+            UsageError: the method adds noise (`carried`).
         """
-        record = next((found for found in content.config_records.values() if _ANNOUNCEMENT in found), None)
+        record = next((entry for entry in content.config_records.values() if _ANNOUNCEMENT in entry), None)
         if record is None:
             return None
         announcement = _decoded(record[_ANNOUNCEMENT], Announcement)
@@ -93,10 +95,10 @@ class Task:
             fleet = msgspec.json.decode(_bytes(record.get(_FLEET)), type=_Fleet)
         except msgspec.MsgspecError as error:
             raise WireError("the round's fleet", expected="classes, width and hyper-parameters", got=error) from None
-        found = method_of(announcement.method)
-        hyper = carried(found, fleet.hyper, fleet.classes, fleet.width)
+        method = method_of(announcement.method)
+        hyper = carried(method, fleet.hyper, fleet.classes, fleet.width)
         state = _joined(record[_STATE]) if _STATE in record else GlobalState(announcement.run, 0, 0)
-        return cls(announcement, found, fleet.classes, fleet.width, hyper, state)
+        return cls(announcement, method, fleet.classes, fleet.width, hyper, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +106,7 @@ class Reply:
     """What a client answers.
 
     Attributes:
-        name: of the client, by which contributions are put in order; empty where it has none but Flower's node id.
+        name: the client's name, by which contributions are ordered; empty where it has only Flower's node id.
         contribution: the statistic.
     """
 
@@ -112,16 +114,16 @@ class Reply:
     contribution: Contribution
 
     def content(self, encoding: Encoding) -> RecordDict:
-        """As a message carries it."""
+        """The reply as the content of a message."""
         written = encode(self.contribution, encoding)
         return RecordDict({_RECORD: ConfigRecord({_CONTRIBUTION: written, _NAME: self.name})})
 
     @classmethod
     def read(cls, message: Message) -> Reply:
-        """Of a message.
+        """Read the reply from a message.
 
         Raises:
-            WireError: it carries no contribution of ours.
+            WireError: the message has no contribution of ours.
         """
         record = message.content.config_records.get(_RECORD)
         if record is None or _CONTRIBUTION not in record:
@@ -133,20 +135,20 @@ class Reply:
         return cls(name if isinstance(name, str) else "", contribution)
 
 
-def carried(found: Method, given: Mapping[str, object], classes: int, width: int) -> dict[str, Value]:
-    """The hyper-parameters of a method in a round over Flower, settled.
+def carried(method: Method, given: Mapping[str, object], classes: int, width: int) -> dict[str, Value]:
+    """The resolved hyper-parameters of a method for rounds over Flower.
 
     Raises:
-        UsageError: it adds noise: a client of Flower keeps no books of what it has told before, so no ε can be stated.
-        MethodError: hyper-parameters that it does not have, or that do not fit C classes and width D.
+        UsageError: the method adds noise. A Flower client keeps no ledger of its releases, so no ε can be stated.
+        MethodError: the method does not have these hyper-parameters, or they do not fit C classes and width D.
     """
     if not (1 <= classes <= MAX_CLASSES and width >= 1):
         raise UsageError("a fleet", expected=f"1 to {MAX_CLASSES} classes, 1 feature at least", got=(classes, width))
-    hyper = found.settle(given)
-    found.check(hyper, classes, width)
-    if found.mechanism(hyper) is not None:
+    hyper = method.resolve(given)
+    method.check(hyper, classes, width)
+    if method.mechanism(hyper) is not None:
         raise UsageError(
-            f"{found.name} over Flower",
+            f"{method.name} over Flower",
             expected="a method that adds no noise",
             got="one whose ε needs a ledger of all that has left the device",
             hint="a fleet of `protofleet client`",
@@ -155,7 +157,7 @@ def carried(found: Method, given: Mapping[str, object], classes: int, width: int
 
 
 def extractor_id(extractor: str | ArrayRecord) -> bytes:
-    """32 bytes that stand for an extractor: of its name, or of a model's arrays by their names, types and bytes."""
+    """32 bytes that identify an extractor: a hash of its name, or of a model's arrays (names, types and bytes)."""
     digest = hashlib.sha256()
     if isinstance(extractor, str):
         digest.update(extractor.encode())
@@ -167,12 +169,12 @@ def extractor_id(extractor: str | ArrayRecord) -> bytes:
 
 
 def travelled(state: GlobalState) -> GlobalState:
-    """A state as clients have it: rounded to what travels."""
+    """The state as clients have it: rounded as on the wire."""
     return _joined(_parts(state)) if state.version else state
 
 
 def arrays_of(state: GlobalState) -> ArrayRecord:
-    """A state as Flower's users look at one: of each kind the rows (K, W) float32, and whose they are, classes (K,)."""
+    """The state for Flower's users: for each kind its rows (K, W) float32, and the classes (K,) of the rows."""
     arrays = {}
     for kind, rows in travelled(state).rows.items():
         arrays[kind] = Array(np.ascontiguousarray(rows.rows, dtype=np.float32))

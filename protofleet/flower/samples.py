@@ -1,7 +1,8 @@
-"""What a Flower client gives a method: features and labels of its own samples, as its own model has computed them.
+"""What a Flower client gives a method: features and labels of its own samples, computed by its own model.
 
-It is numpy or torch, on any device; nothing of it is sent. `statistic_of` offers it to the method as a device of ours
-offers its samples (`edge_client/local.py`), so that both are summarised by the same code in the same order.
+They are numpy or torch, on any device. None of them is sent. `statistic_of` gives them to the method as one of our
+devices gives its samples (`edge_client/training/local_samples.py`). So both are summarised by the same code in the same
+order.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import DataError
-from contract.statistics import Statistic
-from edge_client.data import LocalData
-from edge_client.extractor import GivenFeatures
-from edge_client.local import LocalSamples, own_means
+from protofleet.contract.errors import DataError
+from protofleet.contract.sums.statistics import Statistic
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.training.extractor import GivenFeatures
+from protofleet.edge_client.training.local_samples import LocalSamples, own_means
 from protofleet.flower.records import Task
 
 __all__ = ["Samples", "statistic_of"]
@@ -26,20 +27,20 @@ _GIVEN = {"head.weight": "head", "head.bias": "bias", "prototypes.learned": "pro
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A client's labelled samples, by the features that its model gives them.
+    """A client's labelled samples, as features of its model.
 
     Attributes:
-        features: (N, D) floats: what the model's last layer takes. Of the shared extractor for NCM, FFC and FedCOF; of
-            the client's own model, as it was just trained, for FedProto, FedPR, FedHP and FedHKD.
+        features: (N, D) floats, the input of the model's last layer. For NCM, FFC and FedCOF they are of the shared
+            extractor. For FedProto, FedPR, FedHP and FedHKD they are of the client's own model, just trained.
         labels: (N,) class numbers, 0 to C − 1.
-        head: (C, D) weights of the model's last layer; FedHKD asks for them.
-        bias: (C,) of that layer, if it has one.
-        prototypes: (C, D) prototypes that the model has learned; FedHP asks for them.
+        head: (C, D) weights of the model's last layer; FedHKD needs them.
+        bias: (C,) bias of that layer, if it has one.
+        prototypes: (C, D) prototypes that the model has learned; FedHP needs them.
 
-    Each is a numpy array, a torch tensor, or what numpy makes an array of.
+    Each is a numpy array, a torch tensor, or anything that numpy converts to an array.
 
     Raises:
-        DataError: another shape, numbers that are not finite, or labels that are no whole numbers; one line says which.
+        DataError: a wrong shape, numbers that are not finite, or labels that are no whole numbers. One line says which.
     """
 
     features: Any
@@ -57,21 +58,21 @@ class Samples:
             raise DataError("labels", expected=f"{len(self.features)}, one for each feature", got=len(self.labels))
 
     def params(self) -> dict[str, NDArray[np.float32]]:
-        """What of a model's weights a method looks at, by the names of a bundle."""
+        """The model's weights that a method reads, under the names of a bundle."""
         given = {ours: getattr(self, name) for ours, name in _GIVEN.items()}
         return {ours: values for ours, values in given.items() if values is not None}
 
 
 def statistic_of(samples: Samples, task: Task, secret: bytes) -> Statistic:
-    """What the task's method says of these samples; classes with fewer than its `min_samples` are withheld.
+    """The method's statistic of these samples. Classes with fewer samples than the task's `min_samples` are withheld.
 
     Args:
-        secret: what random groups are drawn from (FedCOF).
+        secret: seeds the random groups (FedCOF).
 
     Raises:
-        DataError: samples of another width or of other classes, or without what the method needs.
+        DataError: the samples have another width or other classes, or lack something that the method needs.
     """
-    found, a = task.method, task.announcement
+    method, a = task.method, task.announcement
     _check(samples, task)
     data, given = LocalData(samples.features, samples.labels), GivenFeatures(task.width)
     local = LocalSamples(
@@ -82,19 +83,19 @@ def statistic_of(samples: Samples, task: Task, secret: bytes) -> Statistic:
         params=samples.params(),
         extractor=lambda name: given,
         own_means=lambda: own_means(given, data, classes=task.classes),
-        min_samples=a.min_samples if found.statistic.COUNTED else 1,
+        min_samples=a.min_samples if method.statistic.COUNTED else 1,
         withheld=a.withheld,
         secret=secret,
-        what=a.run + a.round.to_bytes(8, "big") + a.bundle + found.name.encode(),
+        what=a.run + a.round.to_bytes(8, "big") + a.bundle + method.name.encode(),
     )
     try:
-        return found.summarise(local)
+        return method.summarise(local)
     except KeyError as error:
         name = _GIVEN.get(str(error.args[0]))
         if name is None:
             raise
         raise DataError(
-            f"samples for {found.name}", expected=f"{name} of the model", got="none", hint=f"Samples(…, {name}=…)"
+            f"samples for {method.name}", expected=f"{name} of the model", got="none", hint=f"Samples(…, {name}=…)"
         ) from None
 
 
@@ -113,7 +114,7 @@ def _check(samples: Samples, task: Task) -> None:
 
 
 def _plain(given: Any, name: str) -> NDArray[Any]:
-    """As numpy: a tensor is taken off its device and its graph, without torch being asked for."""
+    """As a numpy array. A tensor is detached and copied to the CPU, without importing torch."""
     for step in ("detach", "cpu", "numpy"):
         given = getattr(given, step)() if hasattr(given, step) else given
     try:
@@ -123,18 +124,18 @@ def _plain(given: Any, name: str) -> NDArray[Any]:
 
 
 def _floats(given: Any, name: str, ndim: int) -> NDArray[np.float32]:
-    found = _plain(given, name)
-    if found.ndim != ndim or found.dtype.kind not in "fiu":
+    array = _plain(given, name)
+    if array.ndim != ndim or array.dtype.kind not in "fiu":
         shape = "(N, D)" if name == "features" else {1: "(C,)", 2: "(C, D)"}[ndim]
-        raise DataError(name, expected=f"floats {shape}", got=f"{found.dtype} {found.shape}")
-    narrow = found.astype(np.float32)
+        raise DataError(name, expected=f"floats {shape}", got=f"{array.dtype} {array.shape}")
+    narrow = array.astype(np.float32)
     if not np.isfinite(narrow).all():
         raise DataError(name, expected="finite numbers", got="others", hint="a smaller learning rate")
     return narrow
 
 
 def _labels(given: Any) -> NDArray[np.int64]:
-    found = _plain(given, "labels")
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise DataError("labels", expected="whole numbers (N,)", got=f"{found.dtype} {found.shape}")
-    return found.astype(np.int64)
+    array = _plain(given, "labels")
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise DataError("labels", expected="whole numbers (N,)", got=f"{array.dtype} {array.shape}")
+    return array.astype(np.int64)

@@ -1,1 +1,1 @@
-"""`protofleet gateway`: an aggregator of a site, which sends its devices' sums upward as one contribution."""
+"""`protofleet gateway`: the aggregator of a site. It sends the sums of its devices upward as one contribution."""

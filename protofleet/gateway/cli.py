@@ -10,20 +10,20 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from aggregator.cli import until_stopped
-from aggregator.common_options import Enrolled, LimitBytes, MaxSamples, MetricsAt, Quiet, Verbose
-from aggregator.console import Progress
-from aggregator.database import PLACE, place_of
-from aggregator.metrics_server import parse_metrics
-from aggregator.rounds import Policy
-from aggregator.service import settle
-from aggregator.validation import MAX_SAMPLES
-from contract.errors import UsageError
-from contract.json_output import JSON_HELP, is_stdout, write_json
-from contract.link import Address
-from contract.methods import METHOD_HELP
-from contract.verbosity import check_loudness
-from edge_client.config import settle_config
+from protofleet.aggregator.commands.aggregate_cli import until_stopped
+from protofleet.aggregator.commands.common_options import Enrolled, LimitBytes, MaxSamples, MetricsAt, Quiet, Verbose
+from protofleet.aggregator.database import PLACE, place_of
+from protofleet.aggregator.ingest.validation import MAX_SAMPLES
+from protofleet.aggregator.metrics.console import Progress
+from protofleet.aggregator.metrics.metrics_server import parse_metrics
+from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.server.service import settings_of
+from protofleet.contract.console.verbosity import check_loudness
+from protofleet.contract.errors import UsageError
+from protofleet.contract.files.json_output import JSON_HELP, is_stdout, write_json
+from protofleet.contract.methods import METHOD_HELP
+from protofleet.contract.mqtt.link import Address
+from protofleet.edge_client.settings import read_settings
 from protofleet.gateway.service import Gateway
 
 __all__ = ["gateway_command"]
@@ -92,8 +92,8 @@ def gateway_command(
     upward = {"bundle": str(bundle[0]), "broker": above, "id": id, "state": state, "data": "-", "method": method}
     upward |= {"fleet": above_fleet or fleet, "ca": above_ca, "cert": above_cert, "key": above_key}
     upward |= {"trust": trust, "identity": identity, "token": token}
-    config = settle_config(None, {**upward, "keepalive": keepalive})
-    settings = settle(
+    config = read_settings(None, {**upward, "keepalive": keepalive})
+    settings = settings_of(
         method=method,
         min_samples=min_samples,
         max_samples=max_samples,

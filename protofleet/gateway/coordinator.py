@@ -1,14 +1,16 @@
-"""What a site's aggregator is when another one stands above it: sums of its devices stand here, heads come from there.
+"""The aggregator of a site whose sums stand: its devices' sums stand here, and heads come from the aggregator above.
 
-It is the aggregator of `aggregator/standing_coordinator.py` with three differences:
+It is the coordinator of `aggregator/coordinators/standing_coordinator.py` with three differences:
 
-    heads       are not made here: the newest global state from above is given on, under a version of this store
-    terms       are those from above (`site.py`)
-    receipts    a device's wait until what it sent is committed above, in the sums that say that they hold it; what
-                stands here is durable meanwhile, and a device that asks again is answered as soon as that is so
+    heads       are not solved here. The newest global state from above is passed on, under a version of this store.
+    terms       are those from above (`site_terms.py`).
+    receipts    wait. A device gets its receipt when the sums that contain its contribution are committed above. Until
+                then its sums are durable here. A device that asks again is answered as soon as they are committed.
 
-A device that was forgotten or withdrew is out of the total at once; its own receipt says so once it is above, too. A
-device whose sums cannot go up with the others' (`fitting.py`) is taken out, and told why.
+Guarantees:
+
+- A device that was forgotten, or withdrew, leaves the total at once. Its receipt says so when the total above agrees.
+- A device whose sums cannot go up with the others' (`unfit_devices.py`) is taken out, and is told why.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from aggregator.ingest import Decision
-from aggregator.settings import Settings
-from aggregator.standing import ExactSum
-from aggregator.standing_coordinator import Solved, StandingCoordinator
-from aggregator.standing_store import Order
-from aggregator.store import DurableStore, global_parts
-from contract.bundle import Bundle
-from contract.messages import Announcement, Contribution, Receipt
-from contract.state import GlobalState
-from protofleet.gateway.fitting import fitted
-from protofleet.gateway.site import ABOVE, Site
+from protofleet.aggregator.coordinators.standing_coordinator import Solved, StandingCoordinator
+from protofleet.aggregator.ingest.ingest import Decision
+from protofleet.aggregator.merging.exact_sums import ExactSum
+from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.store.durable_store import DurableStore, global_parts
+from protofleet.aggregator.store.order_table import Order
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Announcement, Contribution, Receipt
+from protofleet.gateway.site_terms import ABOVE, Site
+from protofleet.gateway.unfit_devices import fitted
 
 __all__ = ["GatewayCoordinator"]
 
@@ -35,14 +37,14 @@ _HEAD = "gateway head"
 
 
 class GatewayCoordinator(Site, StandingCoordinator):
-    """One site of one fleet.
+    """One site of one fleet, with standing sums.
 
     Args:
-        store, bundle, settings, now, shorter: as of `StandingCoordinator`; the bundle is whole.
+        store, bundle, settings, now, shorter: as of `StandingCoordinator`; `bundle` is the whole bundle.
 
     Attributes:
-        settled: the generation of each device in what is committed above; None while that is not known.
-        wait_s: seconds until something is due on the way up.
+        settled: the generation of each device in the sums that are committed above; None while that is not known.
+        wait_s: seconds until the uplink has something to do.
     """
 
     def __init__(
@@ -59,19 +61,19 @@ class GatewayCoordinator(Site, StandingCoordinator):
         self._above: GlobalState | None = None
         self.settled: Mapping[str, int] | None = None
         self.wait_s = 1.0
-        self._fits: ExactSum | None = None  # the total that is known to go up whole
+        self._fits: ExactSum | None = None  # the total that is known to fit one message
         super().__init__(store, bundle.manifest, bundle.sha256, settings, now=now, shorter=shorter)
         self._take_up(store)
-        self.standing.changed(now)  # whether it is what was sent last, the way up knows
+        self.standing.changed(now)  # the uplink knows whether these sums were sent already
 
     # ── receipts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
-        """As without a gateway; what is not committed above is not answered yet."""
+        """As in `StandingCoordinator`, but a contribution that is not committed above is not answered yet."""
         return [decision for decision in super().take(batch, now) if not self._holds_back(decision)]
 
     def stalled(self, now: float) -> list[Decision]:
-        """Also the answers that were held back, once what they speak of is committed above."""
+        """Also the receipts that were held back, when their contributions are committed above."""
         ready = [device for device in self._waiting if self._is_settled(device)]
         return [self._waiting.pop(device) for device in ready] + super().stalled(now)
 
@@ -84,8 +86,8 @@ class GatewayCoordinator(Site, StandingCoordinator):
         return True
 
     def _is_settled(self, device: str) -> bool:
-        here = self.standing.held(device) if device in self.standing.present else 0
-        return self.settled is not None and self.settled.get(device, 0) == here
+        generation = self.standing.held(device) if device in self.standing.present else 0
+        return self.settled is not None and self.settled.get(device, 0) == generation
 
     # ── what does not go up ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,7 +96,7 @@ class GatewayCoordinator(Site, StandingCoordinator):
         self._fits = None
 
     def _make_fit(self, now: float) -> None:
-        """Take out whose sums cannot go up with the others', so that those can; durable before anybody is told."""
+        """Take out the devices whose sums do not fit with the others'. This is durable before any device is told."""
         if self.standing.total is self._fits:
             return
         most = self._settings.max_samples
@@ -107,27 +109,27 @@ class GatewayCoordinator(Site, StandingCoordinator):
             sent = self._waiting.pop(device, None)
             key = Receipt(self.run, self.standing.held(device), self.method.name, "rejected")
             receipt = replace(key if sent is None or sent.receipt is None else sent.receipt, status="rejected")
-            told = replace(receipt, reason=reason[:200])
-            self._untold.append(Decision(device, "rejected", 0, told, reason=reason, cause="content"))
+            rejection = replace(receipt, reason=reason[:200])
+            self._untold.append(Decision(device, "rejected", 0, rejection, reason=reason, cause="content"))
         self._fits = self.standing.total
 
     def _sums(self) -> Iterator[tuple[str, ExactSum]]:
-        """Of each device whose sums stand."""
+        """The sums of each device whose sums stand."""
         return ((device, self._exact(payload)) for device, payload in self._tables.payloads())
 
     # ── what goes up ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def generations(self) -> dict[str, int]:
-        """Of the devices whose sums stand."""
+        """The generation of each device whose sums stand."""
         return {device: self.standing.held(device) for device in sorted(self.standing.present)}
 
     def mark(self) -> bytes:
-        """What stands: of whom, and a digest of the sums."""
+        """Identifies the standing sums: their digest, and the generation of each device in them."""
         return json.dumps({"sums": self.standing.total.digest(), "devices": self.generations}).encode()
 
     def contribution(self, a: Announcement, generation: int) -> Contribution:
-        """What stands, as one contribution.
+        """The standing sums as one contribution.
 
         Args:
             a: the announcement from above.
@@ -135,27 +137,27 @@ class GatewayCoordinator(Site, StandingCoordinator):
         Raises:
             StatisticError: the sums are too large for one gateway.
         """
-        found = self.method
-        nothing = self._nothing(a, found, generation, "present")
-        return self.standing.total.for_others(found.statistic, self._columns, self.devices, nothing)
+        method = self.method
+        nothing = self._nothing(a, method, generation, "present")
+        return self.standing.total.for_others(method.statistic, self._columns, self.devices, nothing)
 
     # ── what comes from above ───────────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, state: GlobalState) -> None:
-        """The newest global state from above."""
+        """Take over the newest global state from above."""
         self._above = state.below(self._manifest.classes)
 
     def _head(self, now: float) -> Solved | None:
         self._make_fit(now)
         above = self._above
         mark = "" if above is None else f"{above.run.hex()} {above.version}"
-        is_new = above is not None and not self.standing.paused and self._tables.meta(_HEAD) != mark
+        is_new = above is not None and not self.standing.paused and self._store.meta.get(_HEAD) != mark
         if not (is_new or self._announces):
             return None
         if is_new and above is not None:
             state = GlobalState(self.run, self.state.version + 1, self.state.version + 1, above.rows)
             self._tables.solved(global_parts(state), self._digest())
-            self._tables.set_meta(_HEAD, mark)
+            self._store.meta.put(_HEAD, mark)
             self.state = state
             self.told = f"the head is version {above.version} of {ABOVE}"
         self._announces = False
@@ -163,7 +165,7 @@ class GatewayCoordinator(Site, StandingCoordinator):
         return Solved(self.state.version, self.devices, int(counts.sum()), int((counts > 0).sum()))
 
     def _anew(self) -> tuple[GlobalState, list[tuple[int, int, bytes]], str]:
-        """What remains goes up; the head of it comes from there."""
+        """The state after a removal. The remaining sums go up, and their head comes from above."""
         return self.state, [], self._digest()
 
     def _take_out(self, order: Order, now: float, wall: float) -> str:

@@ -1,15 +1,16 @@
-"""What a site's aggregator is while the one above runs rounds: the same rounds below, and one contribution to each.
+"""The aggregator of a site while the aggregator above runs rounds: the same rounds here, one contribution to each.
 
-It is the aggregator of `aggregator/coordinator.py` with these differences:
+It is the coordinator of `aggregator/coordinators/round_coordinator.py` with these differences:
 
-    rounds      open and close as those above do (`followed.py`): the same number, method, seed and share of devices, so
-                that the devices that take part are those that would without a gateway
-    results     are not made here: what may merge is added up as whole numbers, which is what goes up; the global state
-                is the one from above, under the same version
-    terms       are those from above (`site.py`)
-    receipts    a device's waits until the site's contribution to that round has its own, and says what that says
+    rounds      open and close as the rounds above do (`followed_rounds.py`), with the same number, method, seed and
+                share of devices. So the same devices take part as without a gateway.
+    results     are not computed here. Contributions that may merge are added up as whole numbers, and that sum goes up.
+                The global state is the one from above, under the same version.
+    terms       are those from above (`site_terms.py`).
+    receipts    wait until the site's contribution to the round has its receipt from above, and repeat its status.
 
-A closed round in the store never changes, so what goes up is a function of it: made anew after a kill it is the same.
+Guarantee: a closed round in the store never changes. The site's contribution is a function of it, so after a kill the
+same contribution is made again.
 """
 
 from __future__ import annotations
@@ -17,43 +18,44 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.coordinator import Coordinator
-from aggregator.ingest import Decision, View
-from aggregator.merging import Made, Some, exact_total, screened_round, traits_of
-from aggregator.orders import Obeyed
-from aggregator.outliers import Finding, Traits
-from aggregator.rollout import Moved
-from aggregator.rounds import Closed, Rounds, Step
-from aggregator.settings import Settings, adds_up
-from aggregator.standing import ExactSum
-from aggregator.standing_coordinator import Solved
-from aggregator.standing_store import Order
-from aggregator.store import DurableStore, Key, RoundRecord, as_written, global_parts
-from contract.bundle import Bundle
-from contract.messages import Announcement, Contribution, ReceiptStatus
-from contract.methods import METHODS, Method
-from contract.methods import method as method_of
-from contract.state import GlobalState
-from contract.terminal import counted
-from protofleet.gateway.fitting import fitted
-from protofleet.gateway.followed import FollowedRounds, policy_of
-from protofleet.gateway.site import ABOVE, Site
+from protofleet.aggregator.coordinators.round_coordinator import Coordinator
+from protofleet.aggregator.coordinators.standing_coordinator import Solved
+from protofleet.aggregator.ingest.ingest import Decision, View
+from protofleet.aggregator.merging.exact_sums import ExactSum
+from protofleet.aggregator.merging.merge_round import RoundEnd, Some, exact_total, screened_round, traits_of
+from protofleet.aggregator.rollout.rollout_stages import Moved
+from protofleet.aggregator.rounds.round_machine import Closed, Rounds, Step
+from protofleet.aggregator.screening.outliers import Finding, Traits
+from protofleet.aggregator.settings import Settings, adds_up
+from protofleet.aggregator.store.durable_store import DurableStore, as_written, global_parts
+from protofleet.aggregator.store.operator_orders import Obeyed
+from protofleet.aggregator.store.order_table import Order
+from protofleet.aggregator.store.records import Key, RoundRecord
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.methods import METHODS, Method
+from protofleet.contract.methods import method as method_of
+from protofleet.contract.printable import counted
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Announcement, Contribution, ReceiptStatus
+from protofleet.gateway.followed_rounds import FollowedRounds, policy_of
+from protofleet.gateway.site_terms import ABOVE, Site
+from protofleet.gateway.unfit_devices import fitted
 
 __all__ = ["Fate", "GatewayRounds", "is_of_rounds", "why_not"]
 
 Fate = tuple[ReceiptStatus, str]
-"""What became of a site's contribution, and why."""
+"""The outcome of a site's contribution above, and the reason."""
 _Sum = tuple[ExactSum, int, tuple[Finding, ...]]
-"""The exact sum of a round, of how many devices it is, and what speaks against others."""
-_RUN = "gateway run"  # in the store's table of names: whose rounds these are
+"""The exact sum of a round, the number of devices in it, and the findings about the others."""
+_RUN = "gateway run"  # key in the store's meta table: the run above whose rounds these are
 
 
 @dataclass(frozen=True, eq=False)
-class _Gathered(Made):
-    """What a round came to here.
+class _Gathered(RoundEnd):
+    """The end of a round on the site.
 
     Attributes:
-        gathered: what goes up.
+        gathered: the sum that goes up.
     """
 
     gathered: _Sum
@@ -64,11 +66,11 @@ class GatewayRounds(Site, Coordinator):
 
     Args:
         store, settings, now, shorter, wall: as of `Coordinator`.
-        bundle: the fleet's, whole.
+        bundle: the fleet's whole bundle.
 
     Attributes:
-        rounds: the machine.
-        fate: says what became of the site's contribution to a round above; None where nothing did yet.
+        rounds: the round machine.
+        fate: gives the outcome of the site's contribution to a round above; None while it is open.
     """
 
     rounds: FollowedRounds
@@ -94,8 +96,8 @@ class GatewayRounds(Site, Coordinator):
 
     @property
     def run_above(self) -> bytes | None:
-        """The run whose rounds these are; None before there is one."""
-        kept = self._tables.meta(_RUN)
+        """The run above whose rounds these are; None before the first announcement."""
+        kept = self._store.meta.get(_RUN)
         return None if kept is None else bytes.fromhex(kept)
 
     def _machine(self, methods: tuple[str, ...]) -> Rounds:
@@ -104,13 +106,13 @@ class GatewayRounds(Site, Coordinator):
     # ── what comes from above ───────────────────────────────────────────────────────────────────────────────────────
 
     def follow(self, a: Announcement, state: GlobalState | None, now: float) -> None:
-        """What is announced above, and the newest global state there; durable on return.
+        """Take over the announcement and the newest global state from above. They are durable on return.
 
         Raises:
             StoreError: when the disk refuses.
         """
-        if self._tables.meta(_RUN) is None:
-            self._tables.set_meta(_RUN, a.run.hex())
+        if self._store.meta.get(_RUN) is None:
+            self._store.meta.put(_RUN, a.run.hex())
         self.rounds.plan = (a.method,)
         self.hold_to(a, now)
         if state is not None and state.version > self.state.version:
@@ -127,7 +129,7 @@ class GatewayRounds(Site, Coordinator):
         self._settings = replace(self._settings, policy=self.rounds.policy)
 
     def advance(self, now: float, wall: float) -> Step | Solved | Obeyed | Moved | None:  # type: ignore[override]
-        """As without a gateway; news from above are given on between rounds."""
+        """As in `Coordinator`. A newer state from above is passed on between rounds."""
         if self._announces and self.rounds.phase != "open":
             self._announces = False
             return Solved(self.state.version, 0, 0, 0)
@@ -136,20 +138,20 @@ class GatewayRounds(Site, Coordinator):
     # ── receipts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
-        """As without a gateway; what is not committed above is not answered yet."""
-        made = (self._answered(decision) for decision in super().take(batch, now))
-        return [decision for decision in made if decision is not None]
+        """As in `Coordinator`, but a contribution that is not committed above is not answered yet."""
+        answered = (self._answered(decision) for decision in super().take(batch, now))
+        return [decision for decision in answered if decision is not None]
 
     def stalled(self, now: float) -> list[Decision]:
-        """Also the answers that were held back, once it is known what they are."""
+        """Also the receipts that were held back, when their outcome above is known."""
         rounds = {(number, method) for _, number, method in self._waiting}
         known = {key for key in rounds if self.fate(*key) is not None}
         ready = [key for key in self._waiting if key[1:] in known]
-        told = [self._answered(self._waiting.pop(key)) for key in ready]
-        return [decision for decision in told if decision is not None] + super().stalled(now)
+        answered = [self._answered(self._waiting.pop(key)) for key in ready]
+        return [decision for decision in answered if decision is not None] + super().stalled(now)
 
     def _answered(self, decision: Decision) -> Decision | None:
-        """What a device is told now; None where that is not known yet."""
+        """The decision that a device is told; None while the outcome above is not known."""
         receipt = decision.receipt
         if receipt is None or decision.outcome not in ("committed", "duplicate"):
             return decision
@@ -159,26 +161,26 @@ class GatewayRounds(Site, Coordinator):
                 self._waiting[key] = decision
             return None
         status, why = fate
-        decision = self._waiting.pop(key, decision)  # its repetition says less
+        decision = self._waiting.pop(key, decision)  # the first decision says more than the one about a repetition
         if status in ("committed", "duplicate"):
             return decision
         reason = f"{ABOVE}: {why}"[:200] if status == "rejected" else ""
-        said = replace(receipt, status=status, reason=reason)
-        return replace(decision, outcome=status, receipt=said, reason=reason)
+        answer = replace(receipt, status=status, reason=reason)
+        return replace(decision, outcome=status, receipt=answer, reason=reason)
 
     # ── what goes up ────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def closed(self) -> RoundRecord | None:
-        """The newest closed round, if there is one; all before it have gone up."""
+        """The newest closed round, None without one. All rounds before it have gone up."""
         after = self.rounds.number - 1 - (self.rounds.phase == "open")
-        found = [record for record in self._store.rounds(after=max(0, after)) if record.closed]
-        if not found and self.rounds.number > 1:  # numbers may be missing where a gateway was away
-            found = [record for record in self._store.rounds() if record.closed]
-        return found[-1] if found else None
+        closed_rounds = [record for record in self._store.rounds(after=max(0, after)) if record.closed]
+        if not closed_rounds and self.rounds.number > 1:  # numbers may be missing where a gateway was away
+            closed_rounds = [record for record in self._store.rounds() if record.closed]
+        return closed_rounds[-1] if closed_rounds else None
 
     def contribution(self, a: Announcement, record: RoundRecord) -> Contribution:
-        """What a closed round gathered, as one contribution.
+        """The sum of a closed round as one contribution.
 
         Args:
             a: the announcement from above.
@@ -186,20 +188,20 @@ class GatewayRounds(Site, Coordinator):
         Raises:
             StatisticError: the sums are too large for one gateway.
         """
-        found = method_of(record.method)
+        method = method_of(record.method)
         total, devices, _ = self._sum_of(record)
         return total.for_others(
-            found.statistic, self._width(found), devices, self._nothing(a, found, record.number, None)
+            method.statistic, self._width(method), devices, self._nothing(a, method, record.number, None)
         )
 
     def _sum_of(self, record: RoundRecord) -> _Sum:
-        """That of a closed round."""
+        """The sum of a closed round, computed once."""
         if self._gathered is None or self._gathered[0] != record.number:
             self._gathered = record.number, self._summed(record)
         return self._gathered[1]
 
     def _summed(self, record: RoundRecord) -> _Sum:
-        found, devices = method_of(record.method), list(record.uplink_bytes)
+        method, devices = method_of(record.method), list(record.uplink_bytes)
 
         def messages(only: Collection[str] = frozenset(devices)) -> Iterator[tuple[str, Contribution]]:
             with as_written(self._tables.path):
@@ -207,16 +209,16 @@ class GatewayRounds(Site, Coordinator):
                     if device in only:
                         yield device, message
 
-        return self._adder(found)(messages, traits_of(found, messages, self._hyper(found)))
+        return self._adder(method)(messages, traits_of(method, messages, self._hyper(method)))
 
-    def _adder(self, found: Method) -> Callable[[Some, Mapping[str, Traits]], _Sum]:
-        """Adds up what may merge of a round, and of nothing that changes meanwhile."""
-        hyper, how, most = self._hyper(found), self._screening(found), self._settings.max_samples
-        classes, width, labels = self._manifest.classes, self._width(found), self._manifest.labels
+    def _adder(self, method: Method) -> Callable[[Some, Mapping[str, Traits]], _Sum]:
+        """A function that adds up the contributions of a round that may merge. It reads no state that may change."""
+        hyper, how, most = self._hyper(method), self._screening(method), self._settings.max_samples
+        classes, width, labels = self._manifest.classes, self._width(method), self._manifest.labels
 
         def add(messages: Some, traits: Mapping[str, Traits]) -> _Sum:
             screened = screened_round(
-                found,
+                method,
                 lambda: messages(traits),
                 traits,
                 hyper,
@@ -227,39 +229,39 @@ class GatewayRounds(Site, Coordinator):
                 some=messages,
             )
             out = {finding.device for finding in screened.findings if finding.left_out}
-            here = [device for device in traits if device not in out]
+            counted_in = [device for device in traits if device not in out]
 
             def sums() -> Iterator[tuple[str, ExactSum]]:
-                return zip(here, map(ExactSum.of, screened.source()), strict=True)
+                return zip(counted_in, map(ExactSum.of, screened.source()), strict=True)
 
-            said = sum(traits[device].samples > 0 for device in here)
-            fits = fitted(exact_total(found, screened, classes, width), said, sums, max_samples=most)
+            contributors = sum(traits[device].samples > 0 for device in counted_in)
+            fits = fitted(exact_total(method, screened, classes, width), contributors, sums, max_samples=most)
             heavy = tuple(Finding(device, "left out", reason) for device, reason in fits.left_out.items())
-            return fits.total, said - len(heavy), (*screened.findings, *heavy)
+            return fits.total, contributors - len(heavy), (*screened.findings, *heavy)
 
         return add
 
-    def _maker(self, found: Method) -> Callable[[Some, Mapping[str, Traits]], Made]:
-        """The round below is over: what it gathered goes up."""
-        add, how, state = self._adder(found), self._screening(found), self.state
+    def _maker(self, method: Method) -> Callable[[Some, Mapping[str, Traits]], RoundEnd]:
+        """A function that makes the end of a round: its sum, which goes up."""
+        add, how, state = self._adder(method), self._screening(method), self.state
 
-        def make(messages: Some, traits: Mapping[str, Traits]) -> Made:
+        def make(messages: Some, traits: Mapping[str, Traits]) -> RoundEnd:
             total, devices, findings = gathered = add(messages, traits)
-            told = f"goes up for {counted(devices, 'device')}"
-            return _Gathered(int((total.counts > 0).sum()), state, how, findings, "", told, gathered)
+            line = f"goes up for {counted(devices, 'device')}"
+            return _Gathered(int((total.counts > 0).sum()), state, how, findings, "", line, gathered)
 
         return make
 
-    def _record(self, devices: list[str], made: Made, wall: float) -> Closed | None:
-        step = super()._record(devices, replace(made, state=self.state), wall)  # one from above may have come
-        if step is not None and isinstance(made, _Gathered):
-            self._gathered = step.round, made.gathered
+    def _record(self, devices: list[str], end: RoundEnd, wall: float) -> Closed | None:
+        step = super()._record(devices, replace(end, state=self.state), wall)  # one from above may have come
+        if step is not None and isinstance(end, _Gathered):
+            self._gathered = step.round, end.gathered
         return step
 
     # ── what operators ask for ──────────────────────────────────────────────────────────────────────────────────────
 
     def _forget(self, order: Order, wall: float) -> str:
-        """As without a gateway; what has gone up is not taken back."""
+        """As in `Coordinator`. A sum that has gone up is not taken back."""
         self._gathered = None
         return super()._forget(order, wall)
 
@@ -269,7 +271,7 @@ class GatewayRounds(Site, Coordinator):
 
     def _roll_back(self, order: Order, wall: float) -> str:
         before, outcome = self.state.version, "refused: what rounds come to is made by the aggregator above"
-        self._tables.done(order, wall, outcome, before, before)
+        self._store.orders.done(order, wall, outcome, before, before)
         return outcome
 
     def _still_in(self, device: str, records: list[RoundRecord]) -> str:
@@ -288,18 +290,18 @@ class GatewayRounds(Site, Coordinator):
 
 def is_of_rounds(store: DurableStore) -> bool:
     """Whether a gateway's store is one of rounds."""
-    return store.standing.meta(_RUN) is not None
+    return store.meta.get(_RUN) is not None
 
 
 def why_not(a: Announcement, manifest_hyper: Mapping[str, object]) -> str:
-    """Why no gateway can take part in the rounds that are announced; empty where one can."""
+    """Why no gateway can take part in the announced rounds; empty where one can."""
     if a.helper is not None:
         return f"above there are blinded rounds of {a.method}: of a blinded sum nobody may hold a part"
-    found = METHODS.get(a.method)
-    if found is None:
+    method = METHODS.get(a.method)
+    if method is None:
         return f"above there are rounds of {a.method}, a method that is not installed here"
-    hyper = found.settled_in(manifest_hyper)  # type: ignore[arg-type]
-    if not adds_up(found, hyper):
+    hyper = method.resolved_in(manifest_hyper)  # type: ignore[arg-type]
+    if not adds_up(method, hyper):
         why = "weighs devices one by one, hides them in noise, or sends no sums"
         return f"above there are rounds of {a.method}, which {why}: a gateway can send sums alone"
     return ""

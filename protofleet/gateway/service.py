@@ -1,7 +1,8 @@
-"""One gateway, from its files to its end: the aggregator of a site, and beside it, in the same loop, its way up.
+"""One gateway, from its files to its end: the aggregator of a site and its uplink, in one loop.
 
-Before it ever asks a device for anything it waits for the aggregator above: what that announces is what devices are
-held to (`coordinator.py`). Later starts have it in the store, and serve their site while nobody above can be reached.
+At its first start the gateway waits for the announcement from above before it asks a device for anything. The site's
+devices are held to these terms (`site_terms.py`). The store keeps them, so a later start serves the site while nobody
+above can be reached.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aggregator.events import Listener
-from aggregator.metrics import Metrics
-from aggregator.service import OnSummary, Service
-from aggregator.store import DurableStore
-from contract.bundle import Bundle, read_bundle
-from contract.errors import UsageError
-from edge_client.config import ClientConfig
+from protofleet.aggregator.metrics.metrics import Metrics
+from protofleet.aggregator.monitoring.events import Listener
+from protofleet.aggregator.server.service import OnSummary, Service
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.errors import UsageError
+from protofleet.edge_client.settings import ClientConfig
 from protofleet.gateway.coordinator import GatewayCoordinator
 from protofleet.gateway.rounds import GatewayRounds, is_of_rounds
-from protofleet.gateway.site import kept_terms
+from protofleet.gateway.site_terms import kept_terms
 from protofleet.gateway.uplink import Uplink
 
 __all__ = ["Gateway"]
@@ -30,11 +31,11 @@ _WAIT_S = 0.2
 
 @dataclass
 class Gateway(Service):
-    """The aggregator of a site, and what it is above.
+    """The aggregator of a site, with its uplink.
 
     Attributes:
-        above: broker, fleet, id, state directory, certificates and keys on the way up.
-        log: takes one line for a person.
+        above: settings of the uplink: broker, fleet, id, state directory, certificates and keys.
+        log: receives one line for a person.
     """
 
     above: ClientConfig | None = None
@@ -47,7 +48,7 @@ class Gateway(Service):
             raise UsageError("gateway", expected="one extractor", got=f"{1 + len(self._roster.others)} bundles")
 
     def run(self, listener: Listener, on_summary: OnSummary) -> dict[str, Any]:
-        """Serve until `stop`; raises and returns as `Service.run`."""
+        """Serve until `stop`. Returns and raises as `Service.run`."""
         assert self.above is not None
         self._uplink = Uplink(self.above, self._bundle(), self.log)
         self._uplink.open()
@@ -57,9 +58,9 @@ class Gateway(Service):
             self._uplink.close()
 
     def _bundle(self) -> Bundle:
-        """The fleet's, not one that it extends."""
-        found = (read_bundle(path) for path in self.bundles)
-        return next(bundle for bundle in found if bundle.sha256 == self._roster.bundle)
+        """The fleet's bundle, not one that it extends."""
+        bundles = (read_bundle(path) for path in self.bundles)
+        return next(bundle for bundle in bundles if bundle.sha256 == self._roster.bundle)
 
     def _core(self, store: DurableStore) -> GatewayCoordinator | GatewayRounds:
         assert self._uplink is not None
@@ -72,7 +73,7 @@ class Gateway(Service):
         return core
 
     def _has_rounds(self, store: DurableStore) -> bool:
-        """Whether there are rounds above, as the store knows, or else the announcement says."""
+        """Whether the aggregator above runs rounds. The store says so, or else the announcement."""
         assert self._uplink is not None
         if kept_terms(store) is not None:
             return is_of_rounds(store)
@@ -84,8 +85,12 @@ class Gateway(Service):
         return GatewayCoordinator(store, self._bundle(), self.settings, **about)  # type: ignore[arg-type]
 
     def _of_rounds(self, store: DurableStore) -> GatewayRounds:
-        """What rounds are of is announced: --method is for sums that stand. No share of a site's samples is too large:
-        of all devices' only the aggregator above could tell, and of a sum it takes no part out."""
+        """The coordinator for rounds.
+
+        The announcement names the method, so `--method` is ignored: it is for standing sums. A device may have any
+        share of the site's samples. Only the aggregator above knows the share of all devices' samples, and it cannot
+        take a part out of a sum.
+        """
         about = {"now": time.monotonic(), "shorter": self._roster.shorter, "wall": time.time()}
         settings = replace(self.settings, standing_every_s=None, method=None, max_share=1.0)
         return GatewayRounds(store, self._bundle(), settings, **about)  # type: ignore[arg-type]

@@ -1,16 +1,17 @@
-"""A gateway's way up: it is a device of the fleet above, which holds its devices' sums where others hold photos.
+"""A gateway's uplink. To the fleet above the gateway is a device, whose data are its devices' sums and not photos.
 
-Link, outbox, journal, presence and trust are those of any device (`edge_client/`), and so is what a receipt means. In
+Link, outbox, journal, presence and trust are those of any device (`edge_client/`). A receipt means the same, too. In
 each turn of the gateway's loop:
 
-1. What came from above is taken in: terms, global state, receipts. A receipt is in the journal before it is
-   acknowledged, and only then do devices get theirs.
-2. If the sums are not those that were sent last, and nothing is on its way, they are made the next generation: in the
-   journal with a mark of which device's generation is in them, before anything of it is sent. Where there are rounds,
-   what the newest closed one below gathered is made the contribution to that round.
-3. The outbox sends, again after a reconnection and when no receipt comes, until one does.
+1. The uplink takes in messages from above: terms, global state, receipts. A receipt is in the journal before it is
+   acknowledged. Only then do the site's devices get their receipts.
+2. The uplink makes a contribution. With standing sums: if the sums changed and no generation is on its way, they become
+   the next generation. The journal holds it, with a mark of each device's generation in it, before anything is sent.
+   With rounds: the sum of the newest closed round becomes the contribution to that round.
+3. The outbox sends. It sends again after a reconnection and when no receipt comes, until one comes.
 
-Killed at any moment, journal and store say what is on its way, what is above, and who is to be answered.
+Guarantee: killed at any moment, journal and store say what is on its way, what is above, and which devices wait for an
+answer.
 """
 
 from __future__ import annotations
@@ -23,30 +24,40 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from contract import topics
-from contract.bundle import Bundle
-from contract.envelopes import ENVELOPE_BYTES
-from contract.errors import StatisticError
-from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Noticed, Received, client_id
-from contract.messages import MAX_ROUND, Announcement, Receipt, Status
-from contract.signing_keys import read_public_keys
-from contract.tokens import read_token
-from contract.wire import encode
-from edge_client.config import ClientConfig
-from edge_client.enrolling import Enrolling
-from edge_client.generations import Generations
-from edge_client.health import Health
-from edge_client.identity import identity_of
-from edge_client.inbox import Inbox
-from edge_client.journal import Journal, Pending
-from edge_client.outbox import Outbox
-from edge_client.presence import Presence
-from edge_client.rounds import Follower, largest_message_bytes
-from edge_client.trusted import Trust
-from edge_client.waiting_notice import Absence
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.errors import StatisticError
+from protofleet.contract.identity.signing_keys import read_public_keys
+from protofleet.contract.identity.tokens import read_token
+from protofleet.contract.mqtt.link import (
+    Address,
+    Connected,
+    Disconnected,
+    Event,
+    Failed,
+    Link,
+    Noticed,
+    Received,
+    client_id,
+)
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.envelopes import ENVELOPE_BYTES
+from protofleet.contract.wire.messages import MAX_ROUND, Announcement, Receipt, Status
+from protofleet.edge_client.identity.enrolment import Enrolling
+from protofleet.edge_client.identity.signing_identity import identity_of
+from protofleet.edge_client.identity.trust import Trust
+from protofleet.edge_client.journal.journal import Journal, Pending
+from protofleet.edge_client.messages.inbox import Inbox
+from protofleet.edge_client.messages.outbox import Outbox
+from protofleet.edge_client.messages.presence import Presence
+from protofleet.edge_client.messages.status_message import Health
+from protofleet.edge_client.rounds.round_follower import Follower, largest_message_bytes
+from protofleet.edge_client.rounds.waiting_notice import Absence
+from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.standing.generations import Generations
 from protofleet.gateway.coordinator import GatewayCoordinator
 from protofleet.gateway.rounds import Fate, GatewayRounds, why_not
-from protofleet.gateway.site import ABOVE
+from protofleet.gateway.site_terms import ABOVE
 
 __all__ = ["Uplink"]
 
@@ -55,20 +66,20 @@ REFUSED_WAIT_S = 300.0
 
 
 class Uplink:
-    """Of one gateway.
+    """The uplink of one gateway.
 
     Args:
-        settings: as a device's: broker, fleet, id, state directory, certificates, keys.
-        bundle: the fleet's.
-        log: takes one line for a person.
+        settings: as of a device: broker, fleet, id, state directory, certificates, keys.
+        bundle: the fleet's bundle.
+        log: receives one line for a person.
 
     Raises:
-        UsageError, StoreError: a file holds no key, or the state directory is another's.
+        UsageError, StoreError: a file holds no key, or the state directory belongs to another device.
     """
 
     def __init__(self, settings: ClientConfig, bundle: Bundle, log: Callable[[str], None]) -> None:
         fleet, name = settings.fleet, settings.id
-        self._log, self._said, self._bundle = log, "", bundle
+        self._log, self._last_line, self._bundle = log, "", bundle
         self._address = Address.parse(
             settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key
         )
@@ -89,9 +100,11 @@ class Uplink:
         self._outbox = Outbox(random.Random(), seal=None if signer is None else self._sealed)
         self._generations = Generations(self._journal.standing, REFUSED_WAIT_S)
         self._heard: Announcement | None = None  # the newest announcement
-        self._known: tuple[bytes, dict[str, int] | None] | None = None  # a run, and what is settled in it
-        self._looked: tuple[int, str] | None = None  # at which round, in which phase, what goes up was made
-        self._reasons: dict[int, Fate] = {}  # of the last round that was refused, or did not go up
+        self._known: tuple[bytes, dict[str, int] | None] | None = (
+            None  # a run, and the generations that are settled in it
+        )
+        self._looked: tuple[int, str] | None = None  # round and phase in which a contribution was last made
+        self._reasons: dict[int, Fate] = {}  # by round: the last one that was refused or did not go up
         self._is_up = False
         self._follower = Follower(
             name, bundle, is_done=self._journal.is_done, took_part=self._journal.took_part, stays=True
@@ -129,20 +142,20 @@ class Uplink:
         )
 
     def open(self) -> None:
-        """Start connecting; what an earlier process left is sent first."""
+        """Start connecting. Contributions that an earlier process left are sent first."""
         for pending in self._journal.pending():
             self._outbox.add(self._identity.signed_anew(self._up, pending))
         self._link.open()
 
     def close(self) -> None:
-        """Say goodbye. What was not confirmed is sent by the next process."""
+        """Publish the death message and disconnect. The next process sends what was not confirmed."""
         self._link.publish(self._status, self._of_us(self._health.death()), retain=True)
         self._link.close()
         self._journal.close()
 
     @property
     def announcement(self) -> Announcement | None:
-        """What is asked for above, and a gateway can give; None while nothing is."""
+        """The announcement from above, if a gateway can take part; None otherwise."""
         a = self._follower.announcement
         if a is None or a.phase == "standing":
             return a
@@ -151,14 +164,14 @@ class Uplink:
     # ── a turn ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def turn(self, core: GatewayCoordinator | GatewayRounds | None, wait_s: float = 0.0) -> None:
-        """Do what is to be done.
+        """Do one turn: receive, make a contribution if one is due, send.
 
         Args:
-            core: the aggregator of the site; None while it waits for its terms.
-            wait_s: how long to wait for something to come.
+            core: the aggregator of the site; None while the site waits for its terms.
+            wait_s: how long to wait for a message.
 
         Raises:
-            LinkError: the broker refuses us for good, or another process has this id.
+            LinkError: the broker refuses this gateway for good, or another process has its id.
             StoreError: a disk refuses.
         """
         self._send()
@@ -189,18 +202,18 @@ class Uplink:
 
     @property
     def _poll_s(self) -> float:
-        """How long the loop may sleep: it is not woken by what comes from above."""
+        """How long the loop may sleep. Messages from above do not wake it."""
         return _BUSY_S if self._is_up and len(self._outbox) else _IDLE_S
 
     def _why_not(self, a: Announcement) -> str:
         return "" if a.phase in ("standing", "finished") else why_not(a, self._bundle.manifest.hyper)
 
     def _misfit(self, core: GatewayCoordinator | GatewayRounds, a: Announcement) -> str:
-        """Why what is announced cannot be had of this site; empty where it can."""
+        """Why this site cannot give what is announced; empty where it can."""
         stands = a.phase == "standing"
         if stands == isinstance(core, GatewayRounds):
-            above, here = ("sums stand", "rounds") if stands else ("there are rounds", "sums that stand")
-            return f"above {above}, and this store is of {here}: another --store and --state"
+            above, below = ("sums stand", "rounds") if stands else ("there are rounds", "sums that stand")
+            return f"above {above}, and this store is of {below}: another --store and --state"
         if stands and a.method != core.method.name:
             return f"above sums of {a.method} stand, and here of {core.method.name}: try --method {a.method}"
         if isinstance(core, GatewayRounds) and core.run_above not in (None, a.run):
@@ -208,17 +221,17 @@ class Uplink:
         return self._why_not(a)
 
     def _settled(self, run: bytes) -> dict[str, int] | None:
-        """The devices' generations in what is committed above."""
+        """The generation of each device in the sums that are committed above; None while that is not known."""
         if self._known is None or self._known[0] != run:
             marks = self._journal.standing
             generation, counts = marks.newest(run)
             kept = None if not counts or marks.pending(run) else marks.samples(run)
-            found = None if kept is None else dict(json.loads(kept)["devices"])
-            self._known = (run, found if generation else {})
+            devices = None if kept is None else dict(json.loads(kept)["devices"])
+            self._known = (run, devices if generation else {})
         return self._known[1]
 
     def _make(self, core: GatewayCoordinator, a: Announcement, now: float) -> None:
-        """The next generation, if there is something to say and nothing is on its way."""
+        """Make the next generation, if the sums changed and no generation is on its way."""
         marks = self._journal.standing
         generation, counts = marks.newest(a.run)
         if marks.pending(a.run) or core.standing.paused or not (core.standing.due(now) or not counts):
@@ -230,12 +243,12 @@ class Uplink:
         if generation >= MAX_ROUND or now < self._generations.again_at_s:
             return
         try:
-            made = core.contribution(a, generation + 1)
+            contribution = core.contribution(a, generation + 1)
         except StatisticError as error:
             self._say(f"nothing more goes up: {error}, try a second gateway for some of the devices")
             core.standing.solved(now)
             return
-        payload = self._sealed(encode(made))
+        payload = self._sealed(encode(contribution))
         key = (a.run, generation + 1, a.method)
         metrics = {"standing": key[1], "devices": core.devices, "payload_bytes": len(payload)}
         marks.commit(key, samples=mark, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
@@ -254,7 +267,7 @@ class Uplink:
         core.rounds.poll_s = self._poll_s
 
     def _make_round(self, core: GatewayRounds, a: Announcement) -> None:
-        """What the newest closed round gathered goes up, unless it has."""
+        """Send the sum of the newest closed round, unless it was sent."""
         looked = (core.rounds.number, core.rounds.phase)
         if looked == self._looked:
             return
@@ -263,36 +276,36 @@ class Uplink:
             return
         key = (a.run, record.number, record.method)
         try:
-            made = core.contribution(a, record)
+            contribution = core.contribution(a, record)
         except StatisticError as error:
             self._reasons = {record.number: ("rejected", str(error))}
             self._say(f"round {record.number} does not go up: {error}, try a second gateway for some of the devices")
             return
-        payload = self._sealed(encode(made))
-        metrics = {"round": record.number, "devices": made.devices, "payload_bytes": len(payload)}
+        payload = self._sealed(encode(contribution))
+        metrics = {"round": record.number, "devices": contribution.devices, "payload_bytes": len(payload)}
         self._journal.commit_round(key, weights={}, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
         self._journal.mark_reported(key)
         self._outbox.add(Pending(key, payload, a.limit_bytes))
-        self._log(f"round {key[1]} ({key[2]}) of {made.devices:,} devices: {len(payload):,} bytes to send")
+        self._log(f"round {key[1]} ({key[2]}) of {contribution.devices:,} devices: {len(payload):,} bytes to send")
 
     def _fate(self, core: GatewayRounds, round: int, method: str) -> Fate | None:
-        """What became above of what a round below gathered; None while that is open."""
+        """The outcome above of a round's contribution; None while it is open."""
         run = core.run_above
         if round in self._reasons:
             return self._reasons[round]
         if run is None:
             return None
-        found = self._journal.outcome((run, round, method))
-        if found is not None:
+        outcome = self._journal.outcome((run, round, method))
+        if outcome is not None:
             fates: dict[str, Fate] = {"rejected": ("rejected", "refused"), "late": ("late", "")}
-            return fates.get(found[0], ("committed", ""))
+            return fates.get(outcome[0], ("committed", ""))
         newest = core.closed
         is_lost = newest is not None and round < newest.number and not self._journal.is_done((run, round, method))
-        return ("late", "") if is_lost else None  # of an earlier state directory: nobody can say that it counts
+        return ("late", "") if is_lost else None  # sent from an earlier state directory: its outcome is unknown
 
     def _told(self, receipt: Receipt) -> None:
         now, before = time.monotonic(), self._generations.again_at_s
-        self._generations.told(receipt, now)
+        self._generations.take_receipt(receipt, now)
         self._known = None
         if receipt.status == "rejected" and not self._journal.standing.newest(receipt.run)[0]:
             self._reasons = {receipt.round: ("rejected", receipt.reason)}
@@ -302,8 +315,11 @@ class Uplink:
             self._say(f"refused by {ABOVE}: {receipt.reason}; devices wait for their receipts, tried again {wait}")
 
     def _announced(self, a: Announcement) -> None:
-        """After a refusal, whatever is announced but a new head may be that what was missing is there: also the same
-        once more, by an aggregator that was started anew."""
+        """Try again after a refusal when an announcement comes, unless only the head is new.
+
+        The announcement may mean that the cause of the refusal is gone. This holds also for an equal announcement,
+        which an aggregator sends when it was restarted.
+        """
         before, self._heard = self._heard, a
         if before is not None and before.global_version != a.global_version:
             before = replace(before, global_version=a.global_version, issued=a.issued, proof=a.proof)
@@ -322,8 +338,8 @@ class Uplink:
             return
         parts, self._health.apart = self._health.apart != self._follower.apart, self._follower.apart
         if parts or self._trust.has_to_tell or self._presence.birth_due(now):
-            told = replace(self._health.birth(), heard=self._trust.heard(), rival=self._presence.rival(now))
-            birth = self._identity.numbered(told, self._journal.issued, time.time())
+            status = replace(self._health.birth(), heard=self._trust.heard(), rival=self._presence.rival(now))
+            birth = self._identity.numbered(status, self._journal.issued, time.time())
             if self._link.publish(self._status, self._of_us(birth), retain=True):
                 self._presence.born(birth.issued)
         for payload in self._outbox.due(now, idle=self._link.idle):
@@ -344,8 +360,8 @@ class Uplink:
             self._say(f"connected to {self._address}, where the sums go")
         elif isinstance(event, Disconnected):
             self._is_up = False
-            for each in (self._outbox, self._presence, self._enrolling):
-                each.disconnected()
+            for part in (self._outbox, self._presence, self._enrolling):
+                part.disconnected()
             line = self._absence.line(f"no connection to {self._address}", event.reason, now)
             if line:
                 self._say(line)
@@ -361,7 +377,7 @@ class Uplink:
         return self._identity.sealed(self._status, encode(status))
 
     def _say(self, line: str) -> None:
-        """Log a line unless it is what was said last."""
-        if line != self._said:
+        """Log a line, unless it is the same as the last one."""
+        if line != self._last_line:
             self._log(line)
-        self._said = line
+        self._last_line = line

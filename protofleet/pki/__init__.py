@@ -1,1 +1,1 @@
-"""The fleet's own certificate authority, and the files of a broker that lets nobody speak for another."""
+"""The fleet's own certificate authority, and the broker's files, which stop a client from acting as another."""

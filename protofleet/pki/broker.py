@@ -1,18 +1,20 @@
-"""What Mosquitto is told: its configuration and its access rules, as text that follows from the book.
+"""Mosquitto's configuration and access rules, as text that follows from the book.
 
-The rules name every user, that is, every certificate: who is not in them may do nothing, whatever its certificate says.
-So a fleet is bound to its members here and not in a name, a device may be in several fleets while it goes over from one
-to another, and who is revoked has no right any more as soon as the rules are read again, also on a connection that is
-still up: Mosquitto itself looks at the revocation list only when somebody connects.
+The rules name every user, that is, every certificate. A user without a rule may do nothing. Three things follow:
+
+- The rules bind a fleet to its members, and names do not.
+- A device may be in several fleets while it moves from one to another.
+- A revoked member loses its rights as soon as Mosquitto reads the rules again, also on an open connection. Mosquitto
+  itself checks the revocation list only when a client connects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from contract.topics import PREFIX
-from protofleet.pki.book import Book, Member
+from protofleet.contract.wire.topics import PREFIX
 from protofleet.pki.names import AGGREGATOR, HELPER, ROLLOUT
+from protofleet.pki.register import Book, Member
 
 __all__ = ["access_rules", "configuration"]
 
@@ -91,7 +93,7 @@ def _topics(book: Book, name: str, member: Member) -> Iterator[str]:
             yield f"topic read {topic}/helper/ask"
             yield f"topic write {topic}/helper/answer"
         elif member.role == AGGREGATOR and name.endswith(f".{ROLLOUT}"):
-            yield from (f"topic read {PREFIX}/{each}/status/+" for each in book.fleets)
+            yield from (f"topic read {PREFIX}/{any_fleet}/status/+" for any_fleet in book.fleets)
         elif member.role == AGGREGATOR:
             yield f"topic readwrite {topic}/round"
             yield f"topic readwrite {topic}/global/+"

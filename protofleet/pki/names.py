@@ -1,6 +1,6 @@
-"""Who a certificate is for: names, roles, and what may not be one.
+"""Names and roles of certificates, and which names are not allowed.
 
-A name is the certificate's CN, and the broker takes it for the user and for the MQTT client id. It is
+A name is the certificate's CN. The broker uses it as the user and as the MQTT client id. These are names:
 
     kitchen              a device, by its id
     aggregator, helper   of the first fleet
@@ -8,7 +8,7 @@ A name is the certificate's CN, and the broker takes it for the user and for the
     aggregator.worker-1  one of several that share a fleet's work
     kitchen.answers      a further process beside the one before the dot, which has a connection of its own
 
-Ids have no dot (`contract/topics.py`), so that no device can be called like a process of another.
+Ids have no dot (`contract/wire/topics.py`). So no device can have the name of another device's process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import ipaddress
 import re
 from typing import Literal
 
-from contract.errors import UsageError
-from contract.topics import PREFIX, check_id
+from protofleet.contract.errors import UsageError
+from protofleet.contract.wire.topics import PREFIX, check_id
 
 __all__ = ["AGGREGATOR", "BROKER", "HELPER", "ROLLOUT", "Role", "check_device", "check_host", "check_other"]
 __all__ += ["check_topic", "of_fleet", "process_of"]
@@ -32,10 +32,10 @@ _HOST = re.compile(r"(?=.{1,253}$)(?!-)[a-zA-Z0-9-]{1,63}(?<!-)(\.(?!-)[a-zA-Z0-
 
 
 def check_device(name: str) -> str:
-    """A device's id.
+    """Check a device's id.
 
     Raises:
-        UsageError: it is none, or reserved.
+        UsageError: it is not valid, or reserved.
     """
     if name in _RESERVED:
         raise UsageError("device", expected="a device's id", got=f"{name}, which is reserved", hint=f"{name}-1")
@@ -43,34 +43,34 @@ def check_device(name: str) -> str:
 
 
 def check_other(name: str) -> str:
-    """The name of something else: like a device's, or `ID.WORD` for a further process of a device.
+    """Check the name of another member: like a device's id, or `ID.WORD` for a further process of a device.
 
     Raises:
-        UsageError: it is none, or reserved.
+        UsageError: it is not valid, or reserved.
     """
-    who, dot, process = name.partition(".")
-    if who in _RESERVED:
-        raise UsageError("name", expected="a name of its own", got=f"{name}: {who} is reserved", hint=f"{who}-1")
-    check_id(who, "name")
+    first, dot, process = name.partition(".")
+    if first in _RESERVED:
+        raise UsageError("name", expected="a name of its own", got=f"{name}: {first} is reserved", hint=f"{first}-1")
+    check_id(first, "name")
     if dot:
-        check_id(process, f"name {who}.WORD")
+        check_id(process, f"name {first}.WORD")
     return _short(name)
 
 
 def of_fleet(role: Literal["aggregator", "helper"], fleet: str, first: str) -> str:
-    """What a fleet's aggregator or helper is called.
+    """The name of a fleet's aggregator or helper.
 
     Args:
-        first: the fleet that was named first.
+        first: the book's first fleet, whose name is left out.
 
     Raises:
-        UsageError: that is too long for a certificate.
+        UsageError: the name is too long for a certificate.
     """
     return role if fleet == first else _short(f"{role}.{fleet}")
 
 
 def process_of(name: str, process: str) -> str:
-    """What a further process of a name is called."""
+    """The name of a further process."""
     return _short(f"{name}.{process}")
 
 
@@ -81,7 +81,7 @@ def _short(name: str) -> str:
 
 
 def check_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | str:
-    """An address, or a name that devices reach the broker by.
+    """Check an address or a host name by which devices reach the broker.
 
     Raises:
         UsageError: it is neither.
@@ -97,10 +97,10 @@ def check_host(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | str
 
 
 def check_topic(topic: str) -> str:
-    """A topic filter outside of the fleets', whose first level is no wildcard.
+    """Check a topic filter outside of the fleets' topics, whose first level is no wildcard.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not such a filter.
     """
     levels = topic.split("/")
     fits = all(level in ("+", "#") or not set(level) & {"+", "#"} for level in levels) and "#" not in levels[:-1]

@@ -1,10 +1,11 @@
 """Certificates and revocation lists: standard X.509 (RFC 5280) on P-256, made with `cryptography`.
 
-- An authority signs certificates and revocation lists and nothing else; it has no authority below it.
-- A member's certificate is none of an authority, and is good for one side of a connection only: the broker's for a
-  server that is reached by the names in it, every other for a client. So no device can pass for the broker.
-- Serial numbers are random. Each begins five minutes ago, for devices whose clock is late, and none outlives the
-  authority that signed it.
+- An authority signs certificates and revocation lists and nothing else. There is no authority below it.
+- A member's certificate cannot sign others. It is valid for one side of a connection only: the broker's for a server
+  with the names in it, every other for a client. So no device can act as the broker.
+- Serial numbers are random.
+- A certificate is valid from five minutes ago, for devices whose clock is late. It does not outlive the authority that
+  signed it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from contract.errors import UsageError
+from protofleet.contract.errors import UsageError
 
 __all__ = ["SKEW_S", "Signer", "new_authority", "new_member", "read_signer", "revocation_list", "serials"]
 
@@ -37,22 +38,22 @@ class Signer:
 
     @property
     def until(self) -> int:
-        """Seconds since the epoch."""
+        """The end of its validity, in seconds since the epoch."""
         return int(self.certificate.not_valid_after_utc.timestamp())
 
     @property
     def pem(self) -> bytes:
-        """The certificate."""
+        """The certificate in PEM."""
         return self.certificate.public_bytes(_PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """The key, not encrypted."""
+        """The key in PEM, not encrypted."""
         return _key_pem(self.key)
 
 
 def new_authority(name: str, now: int, days: int) -> Signer:
-    """An authority that signs itself."""
+    """Make an authority, signed by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject, until = _name(name), now + days * 86_400
     builder = (
@@ -67,10 +68,13 @@ def new_authority(name: str, now: int, days: int) -> Signer:
 def new_member(
     signer: Signer, name: str, now: int, days: int, hosts: Sequence[ipaddress._BaseAddress | str] = ()
 ) -> tuple[bytes, int, int]:
-    """A certificate and its key, in one PEM file; its serial number; and until when it is good.
+    """Make a certificate and its key.
 
     Args:
-        hosts: what a server is reached by; none for a client.
+        hosts: host names and addresses of a server; empty for a client.
+
+    Returns:
+        one PEM file of both, the serial number, and the end of its validity.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + days * 86_400, signer.until)
@@ -96,7 +100,7 @@ def revocation_list(signer: Signer, revoked: Mapping[int, int], number: int, sin
 
     Args:
         revoked: serial number → when it was revoked.
-        number: higher with each list.
+        number: a number that grows with each list.
     """
     issuer = signer.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
@@ -107,32 +111,32 @@ def revocation_list(signer: Signer, revoked: Mapping[int, int], number: int, sin
         .add_extension(x509.CRLNumber(number), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
     )
-    for serial, at in sorted(revoked.items()):
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(_time(at)).build()
+    for serial, revoked_at in sorted(revoked.items()):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(_time(revoked_at)).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(signer.key, hashes.SHA256()).public_bytes(_PEM)
 
 
 def read_signer(certificate: bytes, key: bytes, what: str) -> Signer:
-    """An authority from its two PEM files.
+    """Read an authority from its two PEM files.
 
     Raises:
-        UsageError: they are not those of one authority.
+        UsageError: they are not the certificate and the key of one authority.
     """
     try:
-        found = Signer(x509.load_pem_x509_certificate(certificate), _p256(key))
-        found.certificate.verify_directly_issued_by(found.certificate)
-        if found.key.public_key() != found.certificate.public_key():
+        signer = Signer(x509.load_pem_x509_certificate(certificate), _p256(key))
+        signer.certificate.verify_directly_issued_by(signer.certificate)
+        if signer.key.public_key() != signer.certificate.public_key():
             raise ValueError("the key of another certificate")
     except (TypeError, ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="an authority's certificate and its key", got=str(error) or "others") from None
-    return found
+    return signer
 
 
 def serials(pem: bytes) -> list[int]:
-    """Serial numbers of the certificates in a PEM file; none where there is none that can be read."""
+    """Serial numbers of the certificates in a PEM file; empty where none can be read."""
     try:
-        return [each.serial_number for each in x509.load_pem_x509_certificates(pem)]
+        return [certificate.serial_number for certificate in x509.load_pem_x509_certificates(pem)]
     except (ValueError, UnsupportedAlgorithm):
         return []
 

@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from attacks.choices import Choices
+from tests.attacks.choices import Choices
 
 __all__ = ["write_damaged"]
 

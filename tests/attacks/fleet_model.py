@@ -18,31 +18,31 @@ import numpy as np
 from aggregator_samples import BUNDLE, manifest
 from contract_samples import empty_graph
 
-from aggregator import server as server_module
-from aggregator.coordinator import Coordinator, Settings
-from aggregator.core import Core
-from aggregator.rounds import Policy
-from aggregator.server import Server
-from aggregator.store import DurableStore
-from attacks.lossy_broker import LossyBroker, ModelLink
-from contract import topics
-from contract.bundle import Bundle, Manifest
-from contract.errors import LinkError
-from contract.link import Address, Link
-from contract.link_actions import Connected, Disconnected, Received
-from contract.messages import Announcement, Contribution, Receipt, Status
-from contract.sphere import unit_rows
-from contract.statistics import ClassMeans, FeatureGram, Statistic
-from contract.wire import encode
-from edge_client import inbox as inbox_module
-from edge_client.enrolling import Enrolling
-from edge_client.identity import Identity
-from edge_client.inbox import Inbox
-from edge_client.journal import Journal, Key, Pending
-from edge_client.outbox import Outbox
-from edge_client.presence import Presence
-from edge_client.rounds import Follower, largest_message_bytes
-from edge_client.trusted import Trust
+from protofleet.aggregator.coordinators.coordinator_core import Core
+from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.server import server as server_module
+from protofleet.aggregator.server.server import Server
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.errors import LinkError
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.mqtt.link import Address, Link
+from protofleet.contract.mqtt.link_actions import Connected, Disconnected, Received
+from protofleet.contract.sums.statistics import ClassMeans, FeatureGram, Statistic
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.messages import Announcement, Contribution, Receipt, Status
+from protofleet.edge_client.identity.enrolment import Enrolling
+from protofleet.edge_client.identity.signing_identity import Identity
+from protofleet.edge_client.identity.trust import Trust
+from protofleet.edge_client.journal.journal import Journal, Key, Pending
+from protofleet.edge_client.messages import inbox as inbox_module
+from protofleet.edge_client.messages.inbox import Inbox
+from protofleet.edge_client.messages.outbox import Outbox
+from protofleet.edge_client.messages.presence import Presence
+from protofleet.edge_client.rounds.round_follower import Follower, largest_message_bytes
+from tests.attacks.lossy_broker import LossyBroker, ModelLink
 
 __all__ = ["FLEET", "MANIFEST", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
 

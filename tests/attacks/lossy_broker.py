@@ -4,8 +4,8 @@
 
 On each topic messages keep their order; between topics any order is possible. A message is lost with the connection
 that it was on its way on, or where a queue overflows (`drop`, on the topics of contributions and receipts: who misses
-its own announcement or birth leaves such a broker, see `contract/connection.py`). It may come twice. A broker that is
-killed may forget what it retained. The will is published when a connection breaks, or is lost with the broker.
+its own announcement or birth leaves such a broker, see `contract/mqtt/connection.py`). It may come twice. A broker
+that is killed may forget what it retained. The will is published when a connection breaks, or is lost with the broker.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from contract.link import Will
-from contract.link_actions import Connected, Disconnected, Event, Received
+from protofleet.contract.mqtt.link import Will
+from protofleet.contract.mqtt.link_actions import Connected, Disconnected, Event, Received
 
 __all__ = ["Killed", "LossyBroker", "ModelLink"]
 
@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 
 class ModelLink:
-    """What `contract.link.Link` is to its owner, over a `LossyBroker`.
+    """What `protofleet.contract.mqtt.link.Link` is to its owner, over a `LossyBroker`.
 
     Attributes:
         number: of the connection; 0 before the first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from contract.errors import ProtofleetError
+from protofleet.contract.errors import ProtofleetError
 
 __all__ = ["is_one_line", "may_refuse"]
 

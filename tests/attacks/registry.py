@@ -4,7 +4,8 @@
 error than those of `contract/errors.py`, a value that does not come back as it was, more memory than was allowed.
 `seeds` are inputs that reach deep, made of the frozen messages and files, so that a message type which is new in the
 codec is attacked without anybody thinking of it. What a fuzzer found beside them lies in `corpus/TARGET/`, crashes as
-`crash-…`, each mended; `tests/test_attacks.py` replays all of it, `benchmarks/fuzz.py` goes on from there.
+`crash-…`, each mended; `tests/attacks/test_targets.py` replays all of it, `benchmarks/attacks/fuzz.py` goes on from
+there.
 """
 
 from __future__ import annotations
@@ -43,5 +44,5 @@ class Target:
 
 def load(name: str) -> Target:
     """A target, its module and what that attacks imported now."""
-    found = importlib.import_module(f"attacks.target_{name}")
+    found = importlib.import_module(f"tests.attacks.target_{name}")
     return Target(name, found.run, found.seeds, found.LONGEST_BYTES)

@@ -15,29 +15,29 @@ import numpy as np
 from aggregator_samples import BUNDLE, manifest
 from numpy.typing import NDArray
 
-from aggregator.settings import Settings
-from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import DurableStore
-from aggregator.store_schema import KIND
-from attacks.fleet_model import CLASSES, FLEET, Clock, DeviceProcess, ServerProcess
-from attacks.lossy_broker import LossyBroker, ModelLink
-from contract.errors import LinkError
-from contract.link_actions import Connected
-from contract.messages import Announcement, Contribution, Receipt
-from contract.methods import method
-from contract.methods.ncm import UnitMeans
-from contract.sphere import unit_rows
-from contract.sqlite import beside
-from edge_client import withdrawal
-from edge_client.config import ClientConfig
-from edge_client.data import LocalData
-from edge_client.device import RoundResult
-from edge_client.identity import Identity
-from edge_client.journal import Journal, Pending
-from edge_client.ledger import Ledger
-from edge_client.policy import Policy
-from edge_client.releases import Releases
-from edge_client.standing_sums import StandingSums
+from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
+from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.aggregator.store.schema import KIND
+from protofleet.contract.errors import LinkError
+from protofleet.contract.files.sqlite import beside
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.methods import method
+from protofleet.contract.methods.ncm import UnitMeans
+from protofleet.contract.mqtt.link_actions import Connected
+from protofleet.contract.wire.messages import Announcement, Contribution, Receipt
+from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.device.device import RoundResult
+from protofleet.edge_client.identity.signing_identity import Identity
+from protofleet.edge_client.journal.journal import Journal, Pending
+from protofleet.edge_client.privacy.ledger import Ledger
+from protofleet.edge_client.privacy.policy import Policy
+from protofleet.edge_client.privacy.releases import Releases
+from protofleet.edge_client.run import withdrawal
+from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.standing.standing_sums import StandingSums
+from tests.attacks.fleet_model import CLASSES, FLEET, Clock, DeviceProcess, ServerProcess
+from tests.attacks.lossy_broker import LossyBroker, ModelLink
 
 __all__ = ["STANDING", "PhotoDevice", "StandingServer", "Withdrawal", "give_order", "photos", "sums_of"]
 
@@ -59,7 +59,7 @@ def sums_of(data: LocalData, rows: NDArray[np.bool_] | None = None) -> UnitMeans
 
 
 class _Core:
-    """In place of `edge_client.device.Device`: what is summed."""
+    """In place of `protofleet.edge_client.device.device.Device`: what is summed."""
 
     classes = CLASSES
 
@@ -101,7 +101,7 @@ class PhotoDevice(DeviceProcess):
         self.sums = StandingSums(self.core, self.journal, name, passes)  # type: ignore[arg-type]
 
     def _settled(self, receipt: Receipt) -> None:
-        self.sums.told(receipt, self._clock.monotonic())
+        self.sums.take_receipt(receipt, self._clock.monotonic())
 
     _told = _settled
 
@@ -111,7 +111,7 @@ class PhotoDevice(DeviceProcess):
         if a is None or made is None:
             return
         for older in made.older:
-            self.outbox.settled(older)
+            self.outbox.answered(older)
         self.sent.add(made.payload)
         self.outbox.add(Pending(made.report.key, made.payload, a.limit_bytes))
 
@@ -137,8 +137,8 @@ class Withdrawal:
             return ModelLink(broker, client, subscriptions)
 
         with mock.patch.object(withdrawal, "Link", link):
-            who = withdrawal._Who((), Identity())
-            self._core = withdrawal._Withdrawal(settings, self.journal, None, who, lambda line: None)  # type: ignore[arg-type]
+            credentials = withdrawal._Credentials((), Identity())
+            self._core = withdrawal._Withdrawal(settings, self.journal, None, credentials, lambda line: None)  # type: ignore[arg-type]
         self.link: ModelLink = self._core._link  # type: ignore[assignment]
         self._again_s = float("-inf")
 
@@ -184,7 +184,8 @@ class StandingServer(ServerProcess):
 
 
 def give_order(store: Path, what: str, device: str) -> None:
-    """As `aggregator.orders.give`, which waits for a process that has the store to let go of it."""
+    """As `protofleet.aggregator.store.operator_orders.give`, which waits for a process that has the store to let go of
+    it."""
     with beside(store, KIND) as db:
         row = (what, device, "its operator", time.time())
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)", row)

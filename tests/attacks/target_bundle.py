@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from contract_samples import small_parts
 
-from attacks.choices import Choices
-from attacks.guard import scratch
-from attacks.promises import is_one_line
-from contract.bundle import read_bundle, write_bundle
-from contract.errors import BundleError
-from contract.methods import method
-from contract.vectors import Vectors
+from protofleet.contract.bundle.bundle_file import read_bundle, write_bundle
+from protofleet.contract.bundle.test_vectors import Vectors
+from protofleet.contract.errors import BundleError
+from protofleet.contract.methods import method
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 4096
 MEMBERS = ("manifest.json", "features.onnx", "train_step.onnx", "params.safetensors", "vectors.safetensors")

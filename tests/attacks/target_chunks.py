@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from attacks.choices import Choices
-from contract.chunks import OVERHEAD_BYTES, PART_COST_BYTES, Assembler, bitmap, in_bitmap, split
-from contract.errors import WireError
-from contract.messages import Chunk
+from protofleet.contract.errors import WireError
+from protofleet.contract.wire.chunks import OVERHEAD_BYTES, PART_COST_BYTES, Assembler, bitmap, in_bitmap, split
+from protofleet.contract.wire.messages import Chunk
+from tests.attacks.choices import Choices
 
 LONGEST_BYTES = 1024
 CAPACITY = 6 * PART_COST_BYTES

@@ -5,11 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from attacks.choices import Choices
-from contract import connection as rules
-from contract.connection import Connection
-from contract.errors import LinkError
-from contract.link_actions import Acknowledge, Connected, Dial, Failed, Hangup, Limits, Received, Send, Tell, Terms
+from protofleet.contract.errors import LinkError
+from protofleet.contract.mqtt import connection as rules
+from protofleet.contract.mqtt.connection import Connection
+from protofleet.contract.mqtt.link_actions import (
+    Acknowledge,
+    Connected,
+    Dial,
+    Failed,
+    Hangup,
+    Limits,
+    Received,
+    Send,
+    Tell,
+    Terms,
+)
+from tests.attacks.choices import Choices
 
 LONGEST_BYTES = 1024
 TOPICS = ("a", "b")

@@ -16,12 +16,12 @@ import numpy as np
 from aggregator_samples import manifest
 from PIL import Image
 
-from attacks.choices import Choices
-from attacks.guard import scratch
-from attacks.promises import is_one_line
-from contract.errors import DataError, UsageError
-from edge_client.data.decode import decode_image
-from edge_client.data.load import load_data, load_held_out
+from protofleet.contract.errors import DataError, UsageError
+from protofleet.edge_client.data.decode import decode_image
+from protofleet.edge_client.data.load import load_data, load_held_out
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 2048
 MANIFEST = manifest()

@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 from blinded_samples import FLEET, KEY, METHOD, PUBLIC, RUN, WORDS, contributed, enrolled, helper, ledger, names
 
-from aggregator.blinded import BlindedSet
-from aggregator.blinded_store import AskedSet
-from aggregator.helper.ledger import KIND, Ledger
-from aggregator.helper.opening import Answer, Helper
-from attacks.choices import Choices
-from attacks.guard import scratch
-from attacks.promises import is_one_line
-from contract.blinding import add_pad
-from contract.errors import WireError
-from contract.helper_messages import Opened, Opening, set_digest
-from contract.sealing import unseal
-from contract.signed import inside
-from contract.sqlite import read_only
-from contract.wire import decode, encode
+from protofleet.aggregator.coordinators.blinded_set import BlindedSet
+from protofleet.aggregator.helper.ledger import KIND, Ledger
+from protofleet.aggregator.helper.opening import Answer, Helper
+from protofleet.aggregator.store.blinded_tables import AskedSet
+from protofleet.contract.errors import WireError
+from protofleet.contract.files.sqlite import read_only
+from protofleet.contract.identity.signatures import inside
+from protofleet.contract.privacy.blinding import add_pad
+from protofleet.contract.privacy.sealing import unseal
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.helper_messages import Opened, Opening, set_digest
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 256
 LEAST, DEVICES, ROUNDS = 2, names(6), 3

@@ -15,24 +15,24 @@ import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, manifest
 from contract_samples import empty_graph, readable_messages
 
-from aggregator.broken_message import digest_of
-from attacks.choices import Choices
-from attacks.guard import scratch
-from attacks.promises import is_one_line
-from contract import topics
-from contract.bundle import Bundle
-from contract.errors import LinkError, WireError
-from contract.link_actions import Received
-from contract.messages import Announcement, ClassRows, GlobalPart, Receipt, Status
-from contract.wire import decode, encode
-from edge_client.enrolling import Enrolling
-from edge_client.identity import Identity
-from edge_client.inbox import Inbox
-from edge_client.journal import FINAL, Journal, Key
-from edge_client.outbox import Outbox
-from edge_client.presence import Presence
-from edge_client.rounds import Follower
-from edge_client.trusted import Trust
+from protofleet.aggregator.ingest.broken_message import digest_of
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.errors import LinkError, WireError
+from protofleet.contract.mqtt.link_actions import Received
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.messages import Announcement, ClassRows, GlobalPart, Receipt, Status
+from protofleet.edge_client.identity.enrolment import Enrolling
+from protofleet.edge_client.identity.signing_identity import Identity
+from protofleet.edge_client.identity.trust import Trust
+from protofleet.edge_client.journal.journal import FINAL, Journal, Key
+from protofleet.edge_client.messages.inbox import Inbox
+from protofleet.edge_client.messages.outbox import Outbox
+from protofleet.edge_client.messages.presence import Presence
+from protofleet.edge_client.rounds.round_follower import Follower
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 2048
 FLEET, DEVICE = "fleet", "pi-1"

@@ -11,17 +11,18 @@ from collections.abc import Iterable
 
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, gram, means
 
-from aggregator.broken_message import tie
-from aggregator.ingest import Decision, Held, Ingest, View
-from aggregator.validation import Terms
-from attacks.choices import Choices
-from contract import topics
-from contract.chunks import Assembler, split
-from contract.errors import WireError
-from contract.messages import Contribution
-from contract.methods import method as method_of
-from contract.state import GlobalState
-from contract.wire import decode, encode
+from protofleet.aggregator.ingest.broken_message import tie
+from protofleet.aggregator.ingest.ingest import Decision, Ingest, View
+from protofleet.aggregator.ingest.validation import Terms
+from protofleet.aggregator.store.records import StandingMark
+from protofleet.contract.errors import WireError
+from protofleet.contract.methods import method as method_of
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.chunks import Assembler, split
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Contribution
+from tests.attacks.choices import Choices
 
 LONGEST_BYTES = 4096
 _ROUNDS = View(RUN, BUNDLE, CLASSES, WIDTH, round=2, method="fedproto", open=True)
@@ -32,7 +33,9 @@ VIEWS = (
     dataclasses.replace(_ROUNDS, method="fedcof"),
     dataclasses.replace(_ROUNDS, open=False, fraction=0.5, seed=3),
     dataclasses.replace(_REFUSED, terms=Terms("f64", 5, 100, withheld=(1,))),
-    dataclasses.replace(_ROUNDS, method="ncm", held=lambda device: Held(3, bytes(8)), terms=Terms(standing=True)),
+    dataclasses.replace(
+        _ROUNDS, method="ncm", held=lambda device: StandingMark(3, bytes(8)), terms=Terms(standing=True)
+    ),
     dataclasses.replace(_ROUNDS, round=0, open=False),
 )
 TOPICS = tuple(topics.up("fleet", device) for device in "abc")
@@ -103,7 +106,7 @@ def _check(decision: Decision, device: str, view: View, committed: set[tuple[int
     assert isinstance(kept, Contribution)
     if kept.standing != "withdrawn":  # what is committed can be merged
         method = method_of(view.method)
-        statistic, hyper = kept.statistic(method.statistic, view.classes, view.width), method.settle({})
+        statistic, hyper = kept.statistic(method.statistic, view.classes, view.width), method.resolve({})
         merged = method.merge(lambda: iter([statistic]), "mean", hyper)
         rows = method.next_rows({}, merged, hyper)
         for part in GlobalState(RUN, 1, 2, rows).parts(1 << 16):

@@ -9,19 +9,20 @@ from pathlib import Path
 
 import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution
+from edge_samples import rounds_done
 
-from attacks.choices import Choices
-from attacks.damaged_sqlite import write_damaged
-from attacks.guard import scratch
-from attacks.promises import may_refuse
-from contract.errors import StoreError, UsageError
-from contract.messages import ClassRows, Receipt
-from contract.state import GlobalState
-from contract.statistics import ClassMeans
-from contract.wire import encode
-from edge_client.journal import FILE, Journal, Key, read_kept
-from edge_client.local import OwnMeans
-from edge_client.outbox import Outbox
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.sums.statistics import ClassMeans
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import ClassRows, Receipt
+from protofleet.edge_client.journal.journal import FILE, Journal, Key, read_kept
+from protofleet.edge_client.messages.outbox import Outbox
+from protofleet.edge_client.training.local_samples import OwnMeans
+from tests.attacks.choices import Choices
+from tests.attacks.damaged_sqlite import write_damaged
+from tests.attacks.guard import scratch
+from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 512
 OWNER = {"fleet": "fleet", "device": "pi-1", "bundle": BUNDLE}
@@ -44,13 +45,13 @@ def _use(folder: Path) -> None:
             lambda: journal.is_own_instance(b"instance"),
             lambda: _numbers(journal.weights()),
             lambda: [journal.is_done(key) for key in KEYS],
-            lambda: [journal.rounds_done(method) for method in (None, "fedproto")],
+            lambda: [rounds_done(journal, method) for method in (None, "fedproto")],
             lambda: len(journal.secret()) == 32,
             lambda: journal.took_part(RUN),
             lambda: [journal.mark_reported(report.key) for report in journal.unreported()],
             journal.kept_global,
             lambda: _send(journal),
-            lambda: [journal.settle(Receipt(*key, "committed"), 10) for key in KEYS],
+            lambda: [journal.record_receipt(Receipt(*key, "committed"), 10) for key in KEYS],
             lambda: [journal.outcome(key) for key in KEYS],
             journal.outcomes,
             lambda: _standing(journal),
@@ -96,7 +97,7 @@ def _state() -> GlobalState:
 def good_journal() -> bytes:
     """A journal with something in each of its tables."""
     with scratch() as folder:
-        with Journal(folder, **OWNER, lies_at=folder / "a.bundle") as journal:  # type: ignore[arg-type]
+        with Journal(folder, **OWNER, bundle_path=folder / "a.bundle") as journal:  # type: ignore[arg-type]
             journal.begin(b"earlier!")
             journal.secret()
             means = OwnMeans(ClassMeans(np.ones((CLASSES, WIDTH)), np.ones(CLASSES, np.int64)), np.ones(CLASSES))
@@ -110,7 +111,7 @@ def good_journal() -> bytes:
                     metrics={"loss": 0.5, "payload_bytes": 100, "squared_counts": [1, 2]},
                 )
             journal.standing.commit(KEYS[2], samples=b"s", payload=b"p", limit_bytes=1024, metrics={"standing": True})
-            journal.settle(Receipt(*KEYS[0], "committed"), 100)
+            journal.record_receipt(Receipt(*KEYS[0], "committed"), 100)
             journal.keep_global(_state())
         return (folder / FILE).read_bytes()
 

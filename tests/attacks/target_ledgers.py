@@ -15,19 +15,19 @@ import numpy as np
 from aggregator_samples import BUNDLE, manifest
 from blinded_samples import PUBLIC, RUN
 
-from aggregator.helper import ledger as helper_ledger
-from aggregator.helper.ledger import Share
-from aggregator.helper.witness import Witness
-from attacks.choices import Choices
-from attacks.damaged_sqlite import write_damaged
-from attacks.guard import scratch
-from attacks.promises import is_one_line, may_refuse
-from contract.errors import DataError, StoreError, UsageError, WireError
-from edge_client import ledger as edge_ledger
-from edge_client.data.learned import FILE as LEARNED
-from edge_client.data.learned import Learned, LearnedFile, example_of
-from edge_client.elapsed import Moment
-from edge_client.ledger import Cost, Entry, Ledger, Terms, digest_of, read_ledger
+from protofleet.aggregator.helper import ledger as helper_ledger
+from protofleet.aggregator.helper.ledger import Share
+from protofleet.aggregator.helper.witness import Witness
+from protofleet.contract.errors import DataError, StoreError, UsageError, WireError
+from protofleet.edge_client.data.learned import FILE as LEARNED
+from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
+from protofleet.edge_client.privacy import ledger as edge_ledger
+from protofleet.edge_client.privacy.elapsed_time import Moment
+from protofleet.edge_client.privacy.ledger import Cost, Entry, Ledger, Terms, digest_of, read_ledger
+from tests.attacks.choices import Choices
+from tests.attacks.damaged_sqlite import write_damaged
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line, may_refuse
 
 LONGEST_BYTES = 512
 FLEET, MANIFEST = "fleet", manifest()
@@ -65,7 +65,7 @@ def _go_on(path: Path) -> None:
             lambda: ledger.put_terms(Terms(2.0, 1e-6)),
             lambda: _waits(ledger),
             lambda: ledger.newest(FLEET, b"run1", 1, "ncm"),
-            lambda: ledger.found_missing(FLEET, [(b"run1", 7, "ncm")], LATER),
+            lambda: ledger.record_missing(FLEET, [(b"run1", 7, "ncm")], LATER),
             lambda: ledger.record(_entry(9, add_remove=0.5), LATER),
         )
         for step in steps:

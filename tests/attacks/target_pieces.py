@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from attacks.choices import Choices
-from attacks.guard import scratch
-from contract.offers import MAX_PIECES, Offer, Piece, Request
-from edge_client.download import Download
+from protofleet.contract.wire.rollout_messages import MAX_PIECES, Offer, Piece, Request
+from protofleet.edge_client.rollout.download import Download
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
 
 LONGEST_BYTES = 512
 RUN = b"run1"

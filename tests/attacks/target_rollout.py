@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from attacks.choices import Choices
-from attacks.damaged_sqlite import write_damaged
-from attacks.guard import scratch
-from attacks.promises import may_refuse
-from contract.errors import StoreError, UsageError
-from contract.messages import Status
-from contract.sqlite import Database
-from edge_client import rollout
-from edge_client.rollout import Seat
-from edge_client.rollout_file import FILE, KIND, RolloutFile, answering, bundle_file, read_rollouts
+from protofleet.contract.errors import StoreError, UsageError
+from protofleet.contract.files.sqlite import Database
+from protofleet.contract.wire.messages import Status
+from protofleet.edge_client.rollout import rollout_decisions
+from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle
+from protofleet.edge_client.rollout.rollout_file import FILE, KIND, RolloutFile, answering, bundle_file, read_rollouts
+from tests.attacks.choices import Choices
+from tests.attacks.damaged_sqlite import write_damaged
+from tests.attacks.guard import scratch
+from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 1024
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
@@ -67,13 +67,13 @@ def _use(state: Path) -> None:
                 _inside(state / seat.directory, state)
                 _inside(bundle_file(state, seat.sha256), state)
                 file.drop_caches(seat)
-                Status(True, bytes(8), 1, versions={"bundle": rollout.tag(seat)})
+                Status(True, bytes(8), 1, versions={"bundle": rollout_decisions.tag(seat)})
         file.tidy()
-        may_refuse(lambda: rollout.instead(known, OLD.hex(), "fleet"), StoreError, UsageError)
+        may_refuse(lambda: rollout_decisions.instead(known, OLD.hex(), "fleet"), StoreError, UsageError)
         if known.active is not None and known.previous is not None:
-            file.change(rollout.started)
-            file.change(rollout.got_through)
-            file.change(rollout.rolled_back, "a reason")
+            file.change(rollout_decisions.started)
+            file.change(rollout_decisions.got_through)
+            file.change(rollout_decisions.rolled_back, "a reason")
 
 
 @functools.cache
@@ -85,10 +85,15 @@ def good_record() -> bytes:
         return (folder / FILE).read_bytes()
 
 
-def _good() -> rollout.Rollouts:
-    old, new = Seat(OLD.hex(), 1, "fleet"), Seat(NEW.hex(), 2, "pets", f"fleets/pets-{NEW.hex()[:8]}")
-    failed = {"ab" * 32: rollout.Failure(3, "self-test", OLD.hex())}
-    return rollout.Rollouts("fleet", new, old, (OLD.hex(),), 1, failed, rollout.Probation(1, 0.5), 0.5)
+def _good() -> rollout_decisions.Rollouts:
+    old, new = (
+        InstalledBundle(OLD.hex(), 1, "fleet"),
+        InstalledBundle(NEW.hex(), 2, "pets", f"fleets/pets-{NEW.hex()[:8]}"),
+    )
+    failed = {"ab" * 32: rollout_decisions.Failure(3, "self-test", OLD.hex())}
+    return rollout_decisions.Rollouts(
+        "fleet", new, old, (OLD.hex(),), 1, failed, rollout_decisions.Probation(1, 0.5), 0.5
+    )
 
 
 @functools.cache

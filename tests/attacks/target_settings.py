@@ -19,19 +19,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from attacks.choices import Choices
-from attacks.guard import scratch
-from attacks.promises import is_one_line
-from contract.allowlist import read_allowlist
-from contract.certificates import validity
-from contract.errors import UsageError
-from contract.messages import Status
-from contract.sealing import read_helper_key, read_helper_public
-from contract.signing_keys import read_private_key, read_public_keys
-from contract.tokens import draw_token, read_token, token_text
-from edge_client.config import settle_config
-from edge_client.policy import read_policy
-from edge_client.profile_record import PROFILE_FILE, measured_metrics
+from protofleet.contract.errors import UsageError
+from protofleet.contract.identity.allowlist import read_allowlist
+from protofleet.contract.identity.signing_keys import read_private_key, read_public_keys
+from protofleet.contract.identity.tokens import draw_token, read_token, token_text
+from protofleet.contract.mqtt.certificates import validity
+from protofleet.contract.privacy.sealing import read_helper_key, read_helper_public
+from protofleet.contract.wire.messages import Status
+from protofleet.edge_client.hardware.profile_record import PROFILE_FILE, measured_metrics
+from protofleet.edge_client.privacy.policy import read_policy
+from protofleet.edge_client.settings import read_settings
+from tests.attacks.choices import Choices
+from tests.attacks.guard import scratch
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 2048
 
@@ -67,7 +67,7 @@ def _policy(path: Path, blob: bytes) -> None:
 
 
 def _config(path: Path, blob: bytes) -> None:
-    config = settle_config(str(path), {})
+    config = read_settings(str(path), {})
     assert config.id
     assert config.bundle is not None
 

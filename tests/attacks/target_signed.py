@@ -1,8 +1,8 @@
 """Anybody publishes anything, at both ends that check signatures: nothing is believed but what a key of theirs signed.
 
-A device with `--trust` and a key of its own (`edge_client/trusted.py`), and the aggregator's gate, where some devices
-are enrolled, one is revoked, one invited (`aggregator/enrolment.py`). Good messages are published on any topic, with
-bytes changed; enrolments, too.
+A device with `--trust` and a key of its own (`edge_client/identity/trust.py`), and the aggregator's gate, where some
+devices are enrolled, one is revoked, one invited (`aggregator/enrolment/gate.py`). Good messages are published on any
+topic, with bytes changed; enrolments, too.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping
 
 from aggregator_samples import BUNDLE, RUN, contribution
 
-from aggregator.enrolment import INTRUSIONS, Gate, Intrusion, inner_of, read_enrolment
-from aggregator.enrolment_store import Intruder
-from attacks.choices import Choices
-from attacks.promises import is_one_line
-from contract import topics
-from contract.envelopes import Mark
-from contract.errors import WireError
-from contract.link_actions import Received
-from contract.messages import Announcement, Enrolment, Receipt, Status
-from contract.signed import Signer, enrolment_of, invitation_key, token_proves
-from contract.wire import decode, encode
-from edge_client.identity import Identity
-from edge_client.trusted import Trust
+from protofleet.aggregator.enrolment.gate import INTRUSIONS, Gate, Intrusion, inner_of, read_enrolment
+from protofleet.aggregator.store.enrolment_tables import Intruder
+from protofleet.contract.errors import WireError
+from protofleet.contract.identity.signatures import Signer, enrolment_of, invitation_key, token_proves
+from protofleet.contract.mqtt.link_actions import Received
+from protofleet.contract.wire import topics
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.envelopes import Mark
+from protofleet.contract.wire.messages import Announcement, Enrolment, Receipt, Status
+from protofleet.edge_client.identity.signing_identity import Identity
+from protofleet.edge_client.identity.trust import Trust
+from tests.attacks.choices import Choices
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 1024
 FLEET, DEVICE = "fleet", "a"
@@ -43,7 +43,7 @@ _SIGNERS = (AGGREGATOR, OWN, OTHER)
 
 
 class _Marks:
-    """In place of the journal's, as `edge_client/issued.py`."""
+    """In place of the journal's, as `edge_client/journal/issued_marks.py`."""
 
     def __init__(self) -> None:
         self._newest: dict[bytes, int] = {}
@@ -60,7 +60,7 @@ class _Marks:
 
 
 class _Tables:
-    """In place of the store's, as `aggregator/enrolment_store.py`: a enrolled, r revoked, i invited."""
+    """In place of the store's, as `aggregator/store/enrolment_tables.py`: a enrolled, r revoked, i invited."""
 
     def __init__(self) -> None:
         self.found: dict[str, bytes | None] = {"a": OWN.public_key, "r": None}

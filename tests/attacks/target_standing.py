@@ -14,29 +14,29 @@ import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, gram, manifest
 from blinded_samples import KEY, PUBLIC, signer
 
-from aggregator.blinded_coordinator import BlindedCoordinator
-from aggregator.coordinator import Settings
-from aggregator.core import Core
-from aggregator.orders import give
-from aggregator.rounds import Policy
-from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import DurableStore
-from aggregator.stored import stored_run
-from attacks.choices import Choices
-from attacks.damaged_sqlite import write_damaged
-from attacks.guard import scratch
-from attacks.promises import may_refuse
-from contract.bundle import extractor_of
-from contract.errors import ProtofleetError
-from contract.messages import Contribution, Status
-from contract.messages import Opened as HelperOpened
-from contract.methods import method
-from contract.methods.ncm import UnitMeans
-from contract.signed import Signer, enrolment_of, invitation_key
-from contract.sphere import unit_rows
-from contract.statistics import Statistic
-from contract.wire import encode
-from edge_client.blinded import Blinding
+from protofleet.aggregator.coordinators.blinded_coordinator import BlindedCoordinator
+from protofleet.aggregator.coordinators.coordinator_core import Core
+from protofleet.aggregator.coordinators.round_coordinator import Settings
+from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
+from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.aggregator.store.operator_orders import give
+from protofleet.aggregator.store.stored_run import stored_run
+from protofleet.contract.bundle.bundle_file import extractor_of
+from protofleet.contract.errors import ProtofleetError
+from protofleet.contract.heads.sphere import unit_rows
+from protofleet.contract.identity.signatures import Signer, enrolment_of, invitation_key
+from protofleet.contract.methods import method
+from protofleet.contract.methods.ncm import UnitMeans
+from protofleet.contract.sums.statistics import Statistic
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.messages import Contribution, Status
+from protofleet.contract.wire.messages import Opened as HelperOpened
+from protofleet.edge_client.privacy.blinded_shares import Blinding
+from tests.attacks.choices import Choices
+from tests.attacks.damaged_sqlite import write_damaged
+from tests.attacks.guard import scratch
+from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 512
 FLEET, MANIFEST = "fleet", manifest(name="ncm")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from attacks.choices import Choices
-from contract.errors import WireError
-from contract.messages import ClassRows, GlobalPart
-from contract.state import GlobalCollector, GlobalState
+from protofleet.contract.errors import WireError
+from protofleet.contract.wire.global_state import GlobalCollector, GlobalState
+from protofleet.contract.wire.messages import ClassRows, GlobalPart
+from tests.attacks.choices import Choices
 
 LONGEST_BYTES = 1024
 RUNS, KINDS = (b"run1", b"run2"), ("prototypes", "head", "soft")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from aggregator_samples import BUNDLE, RUN, contribution, manifest, means
 
-from aggregator.coordinator import Coordinator, Settings
-from aggregator.rounds import Policy
-from aggregator.store import DurableStore
-from aggregator.stored import stored_run
-from attacks.choices import Choices
-from attacks.damaged_sqlite import write_damaged
-from attacks.guard import scratch
-from attacks.promises import may_refuse
-from contract.errors import ProtofleetError
-from contract.messages import Status
-from contract.wire import encode
+from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.aggregator.store.stored_run import stored_run
+from protofleet.contract.errors import ProtofleetError
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.messages import Status
+from tests.attacks.choices import Choices
+from tests.attacks.damaged_sqlite import write_damaged
+from tests.attacks.guard import scratch
+from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 512
 SETTINGS = Settings(rounds=3, calibrate=False, policy=Policy(min_clients=1))
@@ -73,8 +73,8 @@ def good_store() -> bytes:
                 while core.advance(now, 100.0 + now) is not None:
                     pass
             core.take([("a", encode(contribution(means(3), run=core.run, round=2)))], 2.0)
-            store.standing.refuse("z", 1.0, "for a reason")
-            store.standing.set_meta("classes forgotten", "[]")
+            store.refused_devices.refuse("z", 1.0, "for a reason")
+            store.meta.put("classes forgotten", "[]")
         return (folder / "s").read_bytes()
 
 

@@ -8,11 +8,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from attacks.promises import is_one_line
-from contract import wire
-from contract.errors import WireError
-from contract.messages import Message
-from contract.wire import decode, encode
+from protofleet.contract.errors import WireError
+from protofleet.contract.wire import codec
+from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.messages import Message
+from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 4096
 EXACT = ("f64", "f32", "f16")  # int8 rounds again: its scale comes of the numbers
@@ -21,10 +21,10 @@ _TESTS = Path(__file__).parents[1]
 
 def run(data: bytes) -> None:
     found = _decoded(data)
-    before = dict(wire._LAYOUTS)
-    wire._LAYOUTS.clear()
+    before = dict(codec._LAYOUTS)
+    codec._LAYOUTS.clear()
     alone = _decoded(data)
-    wire._LAYOUTS.update(before)
+    codec._LAYOUTS.update(before)
     if isinstance(found, WireError):
         is_one_line(found)
         assert str(alone) == str(found), "refused otherwise than by itself"

@@ -1,13 +1,13 @@
-"""The fleet on its way through the month: each day's photos, wakes and happenings, with real processes.
+"""Runs the fleet through the month: each day's photos, wakes and happenings, with real processes.
 
 A day, in order:
 
-1. what happens to the fleet as a whole: a class is added, a device is forgotten, another withdraws;
-2. photos come into the folders of the devices that are there, awake or not;
-3. devices that wake are started, those on mains are told to look; each sends what has changed; kills come now;
-4. the day is over when what they sent is in the newest head, and that head on the disks of all that are awake: a day
-   takes as long as that takes, and no longer;
-5. every device is asked about the test images, also those that sleep; then those on batteries go to sleep.
+1. Happenings to the whole fleet: a class is added, a device is forgotten, another withdraws.
+2. Photos come into the folders of the present devices, awake or not.
+3. Devices that wake are started. Devices on mains are told to look. Each sends its changes. Kills happen now.
+4. The day ends when the newest head holds all contributions, and all devices that are awake have that head on their
+   disks. A day takes no longer than that.
+5. Every device is tested on the test images, also those that sleep. Then the devices on batteries go to sleep.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contract.bundle import Bundle, read_bundle
-from lab.demo.living.figures import Asked, Day, Figures
-from lab.demo.living.fleet import LivingFleet
-from lab.demo.living.proofs import stands_of, stretches
-from lab.demo.living.story import DAYS, DEVICES, HAPPENINGS, Device, Happening, Month, labels_of
-from lab.demo.story import Images
-from lab.reporting.progress import Part
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.lab.demo.living.figures import Asked, Day, Figures
+from protofleet.lab.demo.living.fleet import LivingFleet
+from protofleet.lab.demo.living.proofs import stands_of, stretches
+from protofleet.lab.demo.living.story import DAYS, DEVICES, HAPPENINGS, Device, Happening, Month, labels_of
+from protofleet.lab.demo.story import Images
+from protofleet.lab.reporting.progress import Part
 
 __all__ = ["Gone", "Life"]
 
@@ -31,12 +31,12 @@ _SENDS = "bytes to send"
 
 @dataclass(frozen=True)
 class Gone:
-    """What was seen of a device that was forgotten.
+    """Traces of a forgotten device.
 
     Attributes:
-        samples: of its sums that stood.
-        message_bytes: of the message that they came in.
-        before, after: how many of `stretches` pieces of that message were in the store's files.
+        samples: number of samples in its standing sums.
+        message_bytes: size of their message.
+        before, after: number of the message's `stretches` that were in the store's files, before and after.
     """
 
     device: str
@@ -57,19 +57,19 @@ class Given:
 
 @dataclass
 class Life:
-    """The month as it is lived.
+    """The run of the month.
 
     Args:
-        short: the bundle's file that the fleet begins with.
+        short: file of the bundle that the fleet begins with.
         out: the demo's directory.
-        part: of the display.
+        part: the line of the display.
 
     Attributes:
-        bundle: what devices get when they wake.
-        has: what each device has, once it has started.
-        days: the figures of each day that is over.
-        starts: how often each device's client was started.
-        gone: of the device that was forgotten.
+        bundle: the bundle that devices get when they wake.
+        has: the bundle of each device that has started.
+        days: the figures of each past day.
+        starts: number of starts of each device's client.
+        gone: traces of the forgotten device.
     """
 
     fleet: LivingFleet
@@ -89,10 +89,10 @@ class Life:
         self.bundle = Given(self.short, read_bundle(self.short))
 
     def live(self) -> None:
-        """All days; then every client and the aggregator end.
+        """Run all days. Then every client and the aggregator end.
 
         Raises:
-            LinkError: a process ended early, or something did not happen in time.
+            LinkError: a process ended early, or something took too long.
         """
         self.fleet.start_aggregator(self.bundle.path)
         for number in range(1, DAYS + 1):
@@ -102,27 +102,27 @@ class Life:
         self.fleet.end_aggregator()
 
     def _day(self, number: int) -> None:
-        happenings = [each for each in HAPPENINGS if each.day == number]
-        for each in happenings:
-            self.part.tell(f"day {number:>2}  {each.words.format(new=self.labels[-1])}")
-            self._before(each)
-        there = [device for device in DEVICES if device.is_there(number)]
-        for device in there:
+        happenings = [happening for happening in HAPPENINGS if happening.day == number]
+        for happening in happenings:
+            self.part.tell(f"day {number:>2}  {happening.words.format(new=self.labels[-1])}")
+            self._before(happening)
+        present = [device for device in DEVICES if device.is_there(number)]
+        for device in present:
             self._photos_come(device, number)
         heard = {name: self.fleet.spoken(name) for name in self._awake()}
-        for device in (each for each in there if each.wakes(number)):
+        for device in (other for other in present if other.wakes(number)):
             self._wake(device, number)
-        for each in happenings:
-            self._meanwhile(each, heard)
+        for happening in happenings:
+            self._meanwhile(happening, heard)
         awake = self._awake()
-        self.fleet.settle(
-            {device.name: len(self.month.there(device, number)) for device in there if device.name in awake}
+        self.fleet.await_sums(
+            {device.name: len(self.month.there(device, number)) for device in present if device.name in awake}
         )
-        self.days.append(self._asked(number, there))
-        self.fleet.sleep(*(device.name for device in there if device.name in awake and not device.stays_awake))
+        self.days.append(self._asked(number, present))
+        self.fleet.sleep(*(device.name for device in present if device.name in awake and not device.stays_awake))
 
     def _before(self, happening: Happening) -> None:
-        """What happens before the day's photos come."""
+        """The happenings before the day's photos come."""
         if happening.what == "class added":
             self._add_class()
         elif happening.what == "taught":
@@ -135,9 +135,9 @@ class Life:
             self.fleet.withdraw(happening.device, self.bundle.path)
 
     def _meanwhile(self, happening: Happening, heard: dict[str, int]) -> None:
-        """What happens once the day's devices wake: a kill as soon as sums are made, before or after they are taken.
+        """The happenings after the day's devices wake: a kill as soon as sums are made, before or after they are taken.
 
-        After its restart the aggregator makes a head of all that it had committed before anything else is believed.
+        After its restart the aggregator first makes a head of everything that it had committed.
         """
         if happening.what == "aggregator killed":
             name, since = next(iter(heard.items()))
@@ -152,7 +152,7 @@ class Life:
             self._start(name)
 
     def _add_class(self) -> None:
-        """The aggregator first, then the devices: those on mains now, the others when they wake."""
+        """Add a class: the aggregator first, then the devices on mains. The others get it when they wake."""
         longer = self.out / "fleet-10.bundle"
         self.fleet.extend(self.bundle.path, self.labels[-1], longer)
         self.fleet.end_aggregator()
@@ -199,21 +199,21 @@ class Life:
     def _awake(self) -> list[str]:
         return [device.name for device in DEVICES if self.fleet.awake(device.name)]
 
-    def _asked(self, number: int, there: list[Device]) -> Day:
-        """The figures of a day that is over."""
+    def _asked(self, number: int, present: list[Device]) -> Day:
+        """The figures of the day that has ended."""
         answers: dict[str, Asked] = {}
-        for device in there:
+        for device in present:
             known = self.fleet.knows(device.name)
-            found = None if known is None else self.figures.of_device(known, self.has[device.name].manifest)
-            if found is not None:
-                answers[device.name] = found
-        rows = {device.name: self.month.there(device, number) for device in there}
+            figures = None if known is None else self.figures.of_device(known, self.has[device.name].manifest)
+            if figures is not None:
+                answers[device.name] = figures
+        rows = {device.name: self.month.there(device, number) for device in present}
         return Day(
             number=number,
             devices=answers,
-            pooled=self.figures.of_photos(row for found in rows.values() for row in found),
-            alone={name: self.figures.of_photos(found) for name, found in rows.items()},
-            photos={name: len(found) for name, found in rows.items()},
+            pooled=self.figures.of_photos(row for own in rows.values() for row in own),
+            alone={name: self.figures.of_photos(own) for name, own in rows.items()},
+            photos={name: len(own) for name, own in rows.items()},
             awake=tuple(self._awake()),
             version=self.fleet.told()["global_version"],
         )

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hw_profiles.charts.curves import Event, Line, curves
-from hw_profiles.charts.timeline import Stretch, Track, timeline
-from hw_profiles.reports.page import Table, render_page
-from hw_profiles.units import percent, thousands
+from protofleet.hw_profiles.charts.curves import Event, Line, curves
+from protofleet.hw_profiles.charts.timeline import Stretch, Track, timeline
+from protofleet.hw_profiles.reports.page import Table, render_page
+from protofleet.hw_profiles.units import percent, thousands
 
 __all__ = ["render_living"]
 
@@ -27,22 +27,22 @@ def render_living(summary: Mapping[str, Any]) -> str:
         UsageError: jinja2 is not installed.
     """
     days, grown = summary["days"], _grown(summary)
-    at = {day["day"]: day for day in days}
-    gone = summary["forgotten"]["device"]
-    left = next(device["leaves"] for device in summary["devices"] if device["id"] == gone)
+    by_day = {day["day"]: day for day in days}
+    forgotten = summary["forgotten"]["device"]
+    left = next(device["leaves"] for device in summary["devices"] if device["id"] == forgotten)
     view = {
         "s": summary,
         "first": days[0],
         "last": days[-1],
         "grown": grown,
-        "before": at[grown - 1],
-        "marked": [each for each in summary["happenings"] if each["number"] is not None],
-        "unmarked": [each for each in summary["happenings"] if each["number"] is None],
+        "before": by_day[grown - 1],
+        "marked": [happening for happening in summary["happenings"] if happening["number"] is not None],
+        "unmarked": [happening for happening in summary["happenings"] if happening["number"] is None],
         "table": _table(summary),
         "left": left,
-        "kept": at[left - 1],
-        "without": at[left],
-        "kills": sum("killed" in each["what"] for each in summary["happenings"]),
+        "kept": by_day[left - 1],
+        "without": by_day[left],
+        "kills": sum("killed" in happening["what"] for happening in summary["happenings"]),
         "sums": sum(device["sums"] for device in summary["devices"]),
         "holds": {device["id"]: ", ".join(device["holds"]) for device in summary["devices"]},
     }
@@ -51,7 +51,7 @@ def render_living(summary: Mapping[str, Any]) -> str:
 
 
 def _grown(summary: Mapping[str, Any]) -> int:
-    return int(next(each["day"] for each in summary["happenings"] if each["what"] == "class added"))
+    return int(next(happening["day"] for happening in summary["happenings"] if happening["what"] == "class added"))
 
 
 def _right(summary: Mapping[str, Any]) -> str:
@@ -63,9 +63,9 @@ def _right(summary: Mapping[str, Any]) -> str:
         Line("the fleet", "fed", [day["fleet"]["right"] for day in days]),
     ]
     events = [
-        Event(each["day"] - 1, str(each["number"]), f"day {each['day']}: {each['words']}")
-        for each in summary["happenings"]
-        if each["number"] is not None
+        Event(happening["day"] - 1, str(happening["number"]), f"day {happening['day']}: {happening['words']}")
+        for happening in summary["happenings"]
+        if happening["number"] is not None
     ]
     return curves(lines, _ticks(days), "right on all test images, day by day", axis="day", events=events)
 
@@ -80,9 +80,9 @@ def _new(summary: Mapping[str, Any]) -> str:
         Line("the fleet", "ffc", [day["fleet"]["new"] for day in part]),
     ]
     events = [
-        Event(each["day"] - 1 - start, str(each["number"]), f"day {each['day']}: {each['words']}")
-        for each in summary["happenings"]
-        if each["number"] is not None and each["day"] > start
+        Event(happening["day"] - 1 - start, str(happening["number"]), f"day {happening['day']}: {happening['words']}")
+        for happening in summary["happenings"]
+        if happening["number"] is not None and happening["day"] > start
     ]
     return curves(lines, _ticks(part), f"right on {summary['new_label']}, day by day", axis="day", events=events)
 
@@ -92,9 +92,9 @@ def _there(summary: Mapping[str, Any]) -> str:
     tracks = []
     for device in summary["devices"]:
         killed = [
-            (each["day"], f"{device['id']} is killed and started again")
-            for each in summary["happenings"]
-            if (each["what"], each["device"]) == ("device killed", device["id"])
+            (happening["day"], f"{device['id']} is killed and started again")
+            for happening in summary["happenings"]
+            if (happening["what"], happening["device"]) == ("device killed", device["id"])
         ]
         bars = [
             Stretch(first, end, kind, f"{device['id']} is awake on day {first}" + (f" to {end}" if end > first else ""))
@@ -115,13 +115,13 @@ def _awake(device: Mapping[str, Any], grown: int) -> dict[str, list[int]]:
 
 def _runs(days: Sequence[int]) -> list[tuple[int, int]]:
     """Days that follow one another, together: first and last."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for day in days:
-        if found and found[-1][1] == day - 1:
-            found[-1] = (found[-1][0], day)
+        if runs and runs[-1][1] == day - 1:
+            runs[-1] = (runs[-1][0], day)
         else:
-            found.append((day, day))
-    return found
+            runs.append((day, day))
+    return runs
 
 
 def _table(summary: Mapping[str, Any]) -> Table:

@@ -1,8 +1,8 @@
 """`protofleet demo --living`: a simulated month of a fleet that lives, with real processes over a real broker.
 
 1. Take the shipped bundle with nine of its ten classes, and deal the photos over devices and days (`story.py`).
-2. Start a broker and live through the month (`life.py`), asking every device about the test images at the end of each
-   day (`figures.py`).
+2. Start a broker, and run the month (`life.py`). At the end of each day every device is tested on the test images
+   (`figures.py`).
 3. Start a fleet in which none of it happened, with the devices and photos of the last day, and compare (`proofs.py`).
 4. Write `summary.json` and `report.html`.
 
@@ -21,20 +21,20 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from contract.bundle import write_bundle
-from contract.errors import UsageError
-from hw_profiles.reports.page import check_pages
-from lab.demo.ground import check_there, fresh_directory
-from lab.demo.living.figures import Figures
-from lab.demo.living.fleet import LivingFleet
-from lab.demo.living.life import Life
-from lab.demo.living.proofs import compare, head_error, predicted, read_store
-from lab.demo.living.report import render_living
-from lab.demo.living.story import DAYS, DEVICES, labels_of, plan
-from lab.demo.living.summary import Ended, summarise
-from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
-from lab.demo.shipped import read_images, shipped_bundle
-from lab.reporting.progress import Stage, stage
+from protofleet.contract.bundle.bundle_file import write_bundle
+from protofleet.contract.errors import UsageError
+from protofleet.hw_profiles.reports.page import check_pages
+from protofleet.lab.demo.living.figures import Figures
+from protofleet.lab.demo.living.fleet import LivingFleet
+from protofleet.lab.demo.living.life import Life
+from protofleet.lab.demo.living.proofs import compare, head_error, predicted, read_store
+from protofleet.lab.demo.living.report import render_living
+from protofleet.lab.demo.living.story import DAYS, DEVICES, labels_of, plan
+from protofleet.lab.demo.living.summary import Ended, summarise
+from protofleet.lab.demo.prerequisites import check_there, fresh_directory
+from protofleet.lab.demo.processes import Fleet, check_port, free_port, wait_for_port
+from protofleet.lab.demo.shipped import read_images, shipped_bundle
+from protofleet.lab.reporting.progress import Stage, stage
 
 __all__ = ["Living", "run_living", "write_short"]
 
@@ -52,11 +52,11 @@ class Living:
 
 
 def run_living(living: Living, console: Console) -> dict[str, Any]:
-    """Live through the month, write `summary.json` and `report.html` into `living.out`, and return the summary.
+    """Run the month, write `summary.json` and `report.html` into `living.out`, and return the summary.
 
     Raises:
         UsageError: an option cannot be used.
-        LinkError: a process ended early, or what it should do did not happen; the line names its log.
+        LinkError: a process ended early, or did not do its part. The line names its log.
     """
     began = time.monotonic()
     _check(living)
@@ -80,14 +80,16 @@ def run_living(living: Living, console: Console) -> dict[str, Any]:
 
 
 def write_short(path: Path, labels: tuple[str, ...]) -> Path:
-    """The shipped bundle with another list of classes, these, the first of its own; what a fleet begins with that will
-    get a class more. Its backbone, weights and features are the shipped ones."""
+    """Write the shipped bundle with these classes only, the first of its own. The fleet starts with it, and gets one
+    class more later. Its backbone, weights and features are the shipped ones."""
     bundle = shipped_bundle()
     m = bundle.manifest
-    made = msgspec.structs.replace(
+    manifest = msgspec.structs.replace(
         m, labels=labels, provenance=f"{m.provenance}; the first {len(labels)} of its classes"
     )
-    write_bundle(path, made, features=bundle.features, train_step=None, params=bundle.params, vectors=bundle.vectors)
+    write_bundle(
+        path, manifest, features=bundle.features, train_step=None, params=bundle.params, vectors=bundle.vectors
+    )
     return path
 
 
@@ -113,7 +115,7 @@ def _start_broker(living: Living, processes: Fleet) -> str:
 
 
 def _end(life: Life, never: LivingFleet, out: Path) -> Ended:
-    """A fleet of the devices that are left, which begins on the last day; and the proofs."""
+    """Start a fleet of the remaining devices on the last day, and make the proofs."""
     left = [device for device in DEVICES if device.is_there(DAYS)]
     names, rows = [device.name for device in left], {d.name: life.month.there(d, DAYS) for d in left}
     np.savez(out / "devices" / "test.npz", x=life.images.test.x, y=life.images.test.y)
@@ -121,21 +123,21 @@ def _end(life: Life, never: LivingFleet, out: Path) -> Ended:
     for name in names:
         never.take_what_was_taught(name, life.fleet)
         never.wake(name, life.bundle.path, "--test", str(out / "devices" / "test.npz"))
-    never.settle({name: len(found) for name, found in rows.items()})
+    never.await_sums({name: len(device_rows) for name, device_rows in rows.items()})
     never.sleep(*names)
     never.end_aggregator()
-    held = read_store(life.fleet.store, life.bundle.bundle, FLEET)
-    everything = [row for found in rows.values() for row in found]
+    contents = read_store(life.fleet.store, life.bundle.bundle, FLEET)
+    everything = [row for device_rows in rows.values() for row in device_rows]
     head, _ = life.figures.head_of(everything)
     answers = predicted(life.fleet, names, life.images.test.x)
     last = life.days[-1]
     return Ended(
-        never=compare(held, read_store(never.store, life.bundle.bundle, NEVER)),
-        generations=held.generations,
+        never=compare(contents, read_store(never.store, life.bundle.bundle, NEVER)),
+        generations=contents.generations,
         outcomes={device.name: life.fleet.outcomes(device.name, life.has[device.name].sha256) for device in DEVICES},
         histories={device.name: life.fleet.history(device.name) for device in DEVICES},
         shipped={name: never.history(name)[-1]["right"]["shipped"] for name in names},
-        head_error=head_error(held.head, head),
+        head_error=head_error(contents.head, head),
         equal_to_pooled=int((last.fleet.answers == last.pooled.answers).sum()),
         equal_to_predict={name: int((answers[name] == last.devices[name].answers).sum()) for name in names},
     )

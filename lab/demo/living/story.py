@@ -1,12 +1,15 @@
-"""The story of the month: who is there, who sleeps, which photos come when, and what happens to the fleet.
+"""The plan of the month: the devices, when they sleep, when their photos come, and the happenings.
 
-Six devices share nine of the ten classes, each class being on two of them. Two are on mains, and their processes stay;
-four run on batteries, and have a process only on the days on which they wake. Photos come into their folders day by
-day. On `GROWN` the fleet gets the tenth class, of which nobody had a photo until then; two devices find photos of it,
-and a third is taught two by hand. One device is forgotten on the operator's order, one withdraws by itself. The
-aggregator and a device are killed in the middle of their work.
+- Six devices share nine of the ten classes. Each class is on two devices.
+- Two devices are on mains, and their processes keep running. Four run on batteries, and have a process only on the days
+  on which they wake.
+- Photos come into their folders day by day.
+- On `GROWN` the fleet gets the tenth class. No device has a photo of it before. Then two devices find photos of it, and
+  a third is taught two by hand.
+- One device is forgotten on the operator's order, and one withdraws by itself.
+- The aggregator and a device are killed in the middle of their work.
 
-Nothing here starts a process or reads a clock: the same seed gives the same month.
+This module starts no process and reads no clock: the same seed gives the same month.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.demo.story import Images
+from protofleet.lab.demo.story import Images
 
 __all__ = ["DAYS", "DEVICES", "FORGOTTEN", "GROWN", "HAPPENINGS", "Device", "Happening", "Month", "labels_of", "plan"]
 
@@ -132,11 +135,11 @@ class Month:
 
     def come(self, device: str, day: int) -> list[int]:
         """Rows of the photos that come to a device on a day."""
-        return [each.row for each in self.arrivals[device] if each.day == day]
+        return [arrival.row for arrival in self.arrivals[device] if arrival.day == day]
 
     def there(self, device: Device, day: int) -> list[int]:
         """Rows of all that a device has at the end of a day, what it was taught included."""
-        rows = [each.row for each in self.arrivals[device.name] if each.day <= day]
+        rows = [arrival.row for arrival in self.arrivals[device.name] if arrival.day <= day]
         return rows + (self.taught.get(device.name, []) if day >= _day_of("taught", device.name) else [])
 
 
@@ -157,7 +160,7 @@ def plan(images: Images, seed: int) -> Month:
             arrivals[device.name] += _spread(part, device.joins)
     rows = rng.permutation(np.flatnonzero(images.dealt.y == new))
     taught = {}
-    for device in (each for each in DEVICES if each.taught):
+    for device in (other for other in DEVICES if other.taught):
         taught[device.name], rows = [int(row) for row in rows[: device.taught]], rows[device.taught :]
     finders = [device for device in DEVICES if device.finds_new]
     for device, part in zip(finders, np.array_split(rows, len(finders)), strict=True):
@@ -175,4 +178,6 @@ def _spread(rows: NDArray[np.int64], first: int) -> list[Arrival]:
 
 
 def _day_of(what: str, device: str) -> int:
-    return next((each.day for each in HAPPENINGS if (each.what, each.device) == (what, device)), DAYS + 1)
+    return next(
+        (happening.day for happening in HAPPENINGS if (happening.what, happening.device) == (what, device)), DAYS + 1
+    )

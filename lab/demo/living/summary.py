@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.demo.living.figures import Asked, Day
-from lab.demo.living.life import Life
-from lab.demo.living.story import DAYS, DEVICES, GROWN, HAPPENINGS, Device
-from lab.demo.shown_images import png
+from protofleet.lab.demo.living.figures import Asked, Day
+from protofleet.lab.demo.living.life import Life
+from protofleet.lab.demo.living.story import DAYS, DEVICES, GROWN, HAPPENINGS, Device
+from protofleet.lab.demo.shown_images import png
 
 __all__ = ["SCHEMA", "Ended", "summarise"]
 
@@ -102,17 +102,17 @@ def _figures(asked: Asked) -> dict[str, float]:
 
 def _happenings(new: str) -> list[dict[str, Any]]:
     """What happened, those that are marked in the chart with a number each."""
-    found, number = [], 0
-    for each in HAPPENINGS:
-        number += each.marked
-        told = {**asdict(each), "words": each.words.format(new=new)}
-        found.append(told | {"number": number if each.marked else None})
-    return found
+    lines, number = [], 0
+    for happening in HAPPENINGS:
+        number += happening.marked
+        facts = {**asdict(happening), "words": happening.words.format(new=new)}
+        lines.append(facts | {"number": number if happening.marked else None})
+    return lines
 
 
 def _device(device: Device, life: Life, ended: Ended) -> dict[str, Any]:
     history, outcomes = ended.histories[device.name], ended.outcomes[device.name]
-    there = [day.number for day in life.days if device.is_there(day.number)]
+    present_days = [day.number for day in life.days if device.is_there(day.number)]
     return {
         "id": device.name,
         "holds": [life.labels[number] for number in device.holds],
@@ -121,7 +121,7 @@ def _device(device: Device, life: Life, ended: Ended) -> dict[str, Any]:
         "leaves": None if device.is_there(DAYS) else device.leaves,
         "awake": [day.number for day in life.days if device.name in day.awake],
         "starts": life.starts[device.name],
-        "photos": len(life.month.there(device, there[-1])),
+        "photos": len(life.month.there(device, present_days[-1])),
         "sums": len(history),
         "outcomes": dict(outcomes),
         "uplink_bytes": sum(line["uplink_bytes"] for line in history),
@@ -133,9 +133,9 @@ def _contributions(ended: Ended) -> dict[str, int]:
     """By how they ended, as devices know it. `counted` are those that stood or stand: `duplicate` were committed, too,
     and their receipt was lost when the aggregator was killed. `late` were replaced before they had a receipt."""
     names = ("sent", "committed", "duplicate", "late", "rejected", "pending")
-    found = {name: sum(each.get(name, 0) for each in ended.outcomes.values()) for name in names}
-    return found | {
-        "counted": found["committed"] + found["duplicate"],
+    counts = {name: sum(outcomes.get(name, 0) for outcomes in ended.outcomes.values()) for name in names}
+    return counts | {
+        "counted": counts["committed"] + counts["duplicate"],
         "generations_held": sum(ended.generations.values()),
     }
 
@@ -144,9 +144,9 @@ def _shown(life: Life) -> list[dict[str, Any]]:
     """The first test image of each class, none picked, and what the first device answered on three days."""
     first, images = DEVICES[0].name, life.images
     answers: list[NDArray[np.int64]] = [life.days[number - 1].devices[first].answers for number in SHOWN]
-    found = []
+    shown = []
     for number, label in enumerate(life.labels):
         row = int(np.flatnonzero(images.test.y == number)[0])
-        said = [life.labels[int(each[row])] for each in answers]
-        found.append({"png": png(images.test.x[row]), "label": label, "new": label == life.labels[-1], "said": said})
-    return found
+        names = [life.labels[int(classes[row])] for classes in answers]
+        shown.append({"png": png(images.test.x[row]), "label": label, "new": label == life.labels[-1], "said": names})
+    return shown

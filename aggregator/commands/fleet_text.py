@@ -1,0 +1,145 @@
+"""What a store knows of its fleet, for the commands of `fleet_cli.py`: read at one moment, and written as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from protofleet.aggregator.database import AnyPlace, read_only
+from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
+from protofleet.aggregator.monitoring.class_drift import class_drift_of
+from protofleet.aggregator.monitoring.drift import drift_of
+from protofleet.aggregator.monitoring.policy_refusals import policy_words_in
+from protofleet.aggregator.store.durable_store import as_written
+from protofleet.aggregator.store.enrolment_tables import Intruder, intruders_in, keys_in
+from protofleet.aggregator.store.finding_tables import newest_findings, verdicts
+from protofleet.aggregator.store.order_table import Order, orders
+from protofleet.aggregator.store.rollout_tables import said_in
+from protofleet.aggregator.store.schema import KIND
+from protofleet.aggregator.store.standing_tables import Record, classes_forgotten, fleet_records
+from protofleet.contract.drift import WORDS
+from protofleet.contract.identity.signatures import key_id
+from protofleet.contract.printable import counted, printable
+
+__all__ = [
+    "Known",
+    "beside_record",
+    "drift_in_short",
+    "drift_in_words",
+    "intruder_in_words",
+    "key_name",
+    "order_in_words",
+    "read_known",
+    "standing_in_words",
+    "when",
+]
+
+
+class Known(NamedTuple):
+    """What a store knows of its fleet, at one moment.
+
+    Attributes:
+        records: of each device.
+        orders: all orders, in order.
+        drift: the devices' last drift reports.
+        said: the devices' reports on a roll-out.
+        policies: the devices' last reports of what their owners' policies refuse.
+        classes_forgotten: by name.
+        classes_drifting: by name, and why.
+        findings: the last findings against devices.
+        keys: of enrolled devices; None for a revoked key.
+        intruders: the senders that were turned away.
+        told: the devices that are told that a round left them out, or that they count again.
+    """
+
+    records: dict[str, Record]
+    orders: list[Order]
+    drift: dict[str, dict[str, Any]]
+    said: Mapping[str, str]
+    policies: Mapping[str, str]
+    classes_forgotten: Sequence[str]
+    classes_drifting: Mapping[str, Mapping[str, Any]]
+    findings: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, bytes | None]
+    intruders: Sequence[Intruder]
+    told: Collection[str]
+
+
+def read_known(store: AnyPlace) -> Known:
+    with read_only(store, KIND) as db, as_written(store):
+        return Known(
+            dict(fleet_records(db)),
+            orders(db),
+            drift_of(db),
+            said_in(db),
+            policy_words_in(db),
+            classes_forgotten(db),
+            class_drift_of(db),
+            newest_findings(db),
+            keys_in(db),
+            intruders_in(db),
+            verdicts(db, bytes(4)).keys(),
+        )
+
+
+def beside_record(known: Known, device: str) -> dict[str, Any]:
+    """What is known of a device beside its record, for JSON."""
+    parts = {"drift": known.drift, "rollout": known.said, "finding": known.findings, "policy": known.policies}
+    return {name: by_device.get(device) for name, by_device in parts.items()}
+
+
+def standing_in_words(record: Record) -> str:
+    if record.present:
+        return f"sums {record.generation}"
+    return f"none since sums {record.generation}" if record.generation else "none"
+
+
+def drift_in_short(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:
+    suspected = drift.get(device, {}).get("suspected")
+    if suspected is None:
+        return ""
+    return f"{WORDS[suspected['figure']]} {suspected['now']:.2f}, usually {suspected['usual']:.2f}"
+
+
+def drift_in_words(newest: Mapping[str, Any]) -> str:
+    """What a device said last of its newest photos, for a person."""
+    line = f"newest {newest['samples']} photos: {WORDS['distance']} {newest['distance']:.2f}, "
+    line += f"{WORDS['unlike']} {newest['unlike']:.2f}, {counted(newest['reports'], 'report')} kept"
+    suspected = newest["suspected"]
+    if suspected is None:
+        return line
+    return f"{line}; drift suspected: {WORDS[suspected['figure']]} was usually {suspected['usual']:.2f}"
+
+
+def key_name(keys: Mapping[str, bytes | None], device: str) -> str | None:
+    """The first digits of what a device's key is called, or that it was revoked; None where it was never enrolled."""
+    if device not in keys:
+        return None
+    key = keys[device]
+    return "revoked" if key is None else key_id(key).hex()
+
+
+def intruder_in_words(intruder: Intruder) -> str:
+    name = f"intruder as {intruder.device}" if intruder.cause not in OF_THE_DEVICE else intruder.device
+    line = f"{name}: {counted(intruder.messages, 'message')}, last at {when(intruder.last_at)}"
+    return f"{line}: {printable(intruder.reason)}"
+
+
+def order_in_words(order: Order) -> str:
+    target = "".join(f" {part}" for part in (order.device, order.shown) if part)
+    request = f"{order.what}{target}, asked by {order.who} at {when(order.given_at)}"
+    if order.done_at is None:
+        return f"{request}: NOT yet done"
+    between = f", global version {order.version_before}"
+    between += f" → {order.version_after}" if order.version_after != order.version_before else ""
+    return f"{request}: {order.outcome}{between}"
+
+
+def when(at: float | None, otherwise: str = "never") -> str:
+    if at is None:
+        return otherwise
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):  # no clock has ever said that
+        return "an unknown time"

@@ -1,0 +1,6 @@
+"""The durable store: everything the aggregator must not forget, by table.
+
+`durable_store` joins the tables of `schema` and writes contributions and rounds; each table has a file beside it.
+`records` has the values that go in and out. `stored_run` and `backup` read a store from outside; `operator_orders`
+writes an operator's order into it.
+"""

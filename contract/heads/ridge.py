@@ -1,0 +1,217 @@
+"""FFC's closed form: from summed Gram and cross sums to a linear head, and the choice of its ridge.
+
+Over unit features z (D,) and one-hot labels y (C,), devices send A_i = Σ z zᵀ and b_i = Σ z yᵀ (SphereFed: Dong et al.,
+ECCV 2022, eq. 10). Their sums are the sums over the pooled data. So the head
+
+    W = ((A + λ I)⁻¹ b)ᵀ        (eq. 12), with λ = ridge · trace(A) / D,
+
+is exactly the ridge regression of the pooled data, however the data was spread. λ is relative to the mean of A's
+diagonal, so one setting serves any number of samples. The paper's λ = 0 is the limit.
+
+1. `contract/heads/spectrum.py` takes A's eigenvalues s and eigenvectors V once; every ridge is cheap from there. If the
+   ridge is given, the equations are solved directly (`solved_directly`).
+2. `choose_ridge` picks the ridge with the least generalised cross-validation (Golub, Heath, Wahba, Technometrics 1979),
+
+       GCV(λ) = (R(λ) / N) / (1 − df(λ) / N)²,
+
+   among those with df(λ) ≤ N / 3 + 2 C, because repeated photos reward a head that fits single ones
+   (`contract/heads/spectrum.py`). R(λ) = N − Σ_i ‖Vᵀb‖_i² (s_i + 2λ) / (s_i + λ)² is the squared error on the samples
+   themselves, as Σ ‖y‖² = N for one-hot labels. df(λ) = Σ_i s_i / (s_i + λ) are the effective degrees of freedom. GCV
+   estimates the error on samples that were not seen, and needs nothing but the sums. Leave-one-out would need each
+   sample's leverage, which sums do not hold.
+3. `solve` gives the head. Ridge 0 gives the least-squares head of least norm, as `numpy.linalg.lstsq` on the pooled
+   features would.
+
+Sums that are not exact:
+
+- Sums that were rounded on their way have eigenvalues that are off by ν (see `Spectrum`). Ridges with λ below 10 ν are
+  not chosen.
+- Sums with noise added on purpose have no criterion, because R(λ) is off by the noise in b, too. They get the fixed
+  ridge 0.3, or λ = ν where that is more, which makes A + λI positive again. A sender need not say that it added noise:
+  ν above a tenth of A's mean diagonal is no rounding (half precision comes to 0.01).
+
+The head is that of Fed3R (Fanì et al., ICML 2024) and, for the same λ, of AFL (He et al., CVPR 2025), whose devices
+send other numbers that amount to the same sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from protofleet.contract.errors import StatisticError
+from protofleet.contract.heads.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided, least_error, solved_directly
+from protofleet.contract.sums.statistics import FeatureGram
+
+__all__ = [
+    "FIXED",
+    "Ridge",
+    "RidgeChoice",
+    "RidgeHead",
+    "choose_ridge",
+    "doubt",
+    "scarce_or_uneven",
+    "solve",
+]
+
+Float64 = NDArray[np.float64]
+Ridge = float | Literal["auto"]
+FIXED = 0.3  # the one ridge that loses least in its worst case (decision 078)
+NEAR = 4  # so many times more, or fewer, samples than features are near as many
+SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
+FEW = 4  # samples a class, on the average, below which the nearest class mean is the better guess (decision 101)
+UNEVEN = 5  # so many times more samples of one class than of another are worth a word (decision 100)
+NOISED = 0.1  # ν / scale above which sums were noised on purpose
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeChoice:
+    """A ridge, and the criterion that it was chosen by.
+
+    Attributes:
+        ridge: in units of trace(A)/D.
+        by: `gcv`; or why there was no criterion: `noised`, or `flat` where no ridge has a finite one.
+        ridges: (R,) the grid.
+        criterion: (R,) GCV of each, above 0; infinite where it means nothing.
+        freedom: (R,) effective degrees of freedom of each.
+        is_limited: whether a smaller ridge has a tenth less GCV, but too many degrees of freedom for so many samples.
+    """
+
+    ridge: float
+    by: Literal["gcv", "noised", "flat"]
+    ridges: Float64
+    criterion: Float64
+    freedom: Float64
+    is_limited: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeHead:
+    """The head, and how its ridge was chosen.
+
+    Attributes:
+        weights: W (C, D) float64; zero rows for classes without examples, whose b is zero.
+        ridge: λ in units of trace(A)/D.
+        choice: None where the ridge was given.
+    """
+
+    weights: Float64
+    ridge: float
+    choice: RidgeChoice | None
+
+
+def solve(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *, noised: bool = False) -> RidgeHead:
+    """The head of summed A (D, D), class sums bᵀ (C, D) and counts (C,).
+
+    Args:
+        ridge: λ in units of trace(A)/D, 0 or more, or `auto` for the one that `choose_ridge` takes.
+        noised: whether noise was added to the sums on purpose.
+
+    Raises:
+        StatisticError: on shapes that do not fit, numbers that are not finite, or a ridge below 0.
+    """
+    a, sums, n = _checked(gram, cross, counts)
+    direct = None if ridge == "auto" else solved_directly(a, sums, ridge)
+    if direct is not None:
+        return RidgeHead(direct, float(ridge), None)
+    spectrum = Spectrum.of(a)
+    choice = choose_ridge(spectrum, sums, n, noised=noised) if ridge == "auto" else None
+    used = choice.ridge if choice is not None else float(ridge)
+    return RidgeHead(spectrum.solve(sums, used), used, choice)
+
+
+def choose_ridge(
+    spectrum: Spectrum, cross: ArrayLike, counts: ArrayLike, *, noised: bool = False, ridges: ArrayLike = RIDGES
+) -> RidgeChoice:
+    """The ridge with the least GCV of those with df ≤ N / 3 + 2 C. Of several within rounding, it is the largest.
+
+    Args:
+        spectrum: of A.
+        cross: (C, D) class sums; zero rows where a class has no examples.
+        counts: (C,) examples of each class; N is their sum.
+        noised: whether noise was added to the sums on purpose. Then there is no criterion.
+        ridges: (R,) the grid, ascending.
+    """
+    grid = np.asarray(ridges, dtype=np.float64)
+    samples = float(np.sum(counts))
+    floor = spectrum.noise / spectrum.scale if spectrum.scale > 0 else 0.0
+    criterion = np.where(grid >= CLEAR_OF_NOISE * floor, _gcv(spectrum, cross, samples, grid), np.inf)
+    freedom = spectrum.freedom(grid)
+    noised = noised or floor > NOISED
+    least = None if noised else least_error(criterion, freedom, samples, int(np.count_nonzero(counts)))
+    if least is None:
+        return RidgeChoice(max(FIXED, floor), "noised" if noised else "flat", grid, criterion, freedom)
+    return RidgeChoice(float(grid[least.place]), "gcv", grid, criterion, freedom, least.is_limited)
+
+
+def doubt(gram: FeatureGram, ridge: Ridge) -> str:
+    """Why the head of these sums may be bad, in one line; empty where there is no reason.
+
+    With nearly as many samples as features, the head without a ridge fits noise. It answers worse than with half the
+    samples.
+    """
+    samples, width = int(gram.counts.sum()), gram.width
+    if ridge == "auto" or ridge >= SAFE_RIDGE or not width / NEAR <= samples <= NEAR * width:
+        return ""
+    return (
+        f"{samples:,} samples for {width:,} features, and a ridge of {ridge:g}: so near as many, a head needs a ridge "
+        f"of {SAFE_RIDGE:g} or more; try --ridge {SAFE_RIDGE:g}"
+    )
+
+
+def scarce_or_uneven(counts: NDArray[np.int64]) -> str:
+    """Why another head of the same sums may answer better, in one line; empty where there is no reason.
+
+    With few samples in a class, no ridge can be chosen well. And a ridge on one-hot labels prefers the classes with
+    most samples. That is right only where people ask about these classes as often.
+
+    Args:
+        counts: (C,) samples of each class.
+    """
+    positive = counts[counts > 0]
+    if not positive.size:
+        return ""
+    if positive.sum() < FEW * len(positive):
+        average = positive.sum() / len(positive)
+        return f"{average:.1f} samples a class are few: the nearest class mean may be better; try --form discriminant"
+    most, fewest = positive.max(), positive.min()
+    if most < UNEVEN * fewest:
+        return ""
+    return (
+        f"one class has {most:,} samples, another {fewest:,}, and a ridge head prefers what is frequent: "
+        "where all are asked about alike, try --form discriminant"
+    )
+
+
+def _gcv(spectrum: Spectrum, cross: ArrayLike, samples: float, ridges: Float64) -> Float64:
+    """(R,) GCV. It is infinite where the error, or the samples less the degrees of freedom, are within rounding of 0.
+
+    Both are sums of terms above 0. Subtracting nearly all from N would lose them to rounding: with fewer samples than
+    features, a small ridge leaves little of either. Features that span all N samples leave no part of the labels
+    outside.
+    """
+    penalty, values = spectrum.penalties(ridges), spectrum.values
+    share = divided(penalty, values + penalty) * (values > 0)  # (R, D) what the ridge leaves in each direction
+    energy = divided((spectrum.rotated(cross) ** 2).sum(axis=0), values)  # (D,) of the labels, in each direction
+    rank = int((values > 0).sum())
+    outside = 0.0 if rank == samples else samples - energy.sum()
+    error = outside + (energy * share**2).sum(axis=1)
+    left = samples - rank + share.sum(axis=1)
+    rounding = 0.0 if rank == samples else spectrum.width * np.finfo(np.float64).eps * samples
+    sound = (error > rounding) & (left > rounding)
+    return np.where(sound, divided(samples * error, left**2), np.inf)
+
+
+def _checked(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike) -> tuple[Float64, Float64, Float64]:
+    a, sums, n = (np.asarray(array, dtype=np.float64) for array in (gram, cross, counts))
+    if sums.ndim != 2 or a.shape != (sums.shape[1],) * 2 or n.shape != (len(sums),):
+        got = f"{a.shape}, {sums.shape}, {n.shape}"
+        raise StatisticError("ridge", expected="A (D, D), class sums (C, D), counts (C,)", got=got)
+    if not (np.isfinite(sums).all() and np.isfinite(n).all() and (n >= 0).all()):
+        raise StatisticError("ridge", expected="finite sums, and counts from 0", got="others")
+    if not np.isfinite(a).all():
+        raise StatisticError("ridge", expected="a square matrix of finite numbers", got=f"shape {a.shape}")
+    return a, sums * (n > 0)[:, None], n

@@ -1,0 +1,7 @@
+"""The messages of the wire, as values and as bytes.
+
+In order: a message is a value that is valid if it exists (`messages`, `envelopes`, `helper_messages`,
+`rollout_messages`); `codec` makes bytes of it, with `scaled_integers` and `array_layouts`; `chunks` cuts what is large;
+`topics` says where it goes; `sampling` says who takes part. `global_state` is what comes back, whole. The same in
+RFC 8610's language: `messages.cddl`.
+"""

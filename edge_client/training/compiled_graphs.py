@@ -1,0 +1,100 @@
+"""The compiled graphs of a bundle: made when they are needed, then kept or released.
+
+A board makes its training session for a round and frees it afterwards, because it waits far longer than it trains. The
+lab has hundreds of devices over one bundle in one process, so it keeps one session and shares it. A trainer holds only
+the weights that were loaded last, and the bundle's own extractor is the same for all devices.
+
+The features of that extractor are summed over devices. When it is made for the first time it computes the bundle's test
+vectors. If they are not as expected, nothing may be summed.
+"""
+
+from __future__ import annotations
+
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.bundle.test_vectors import TOLERANCE, distance
+from protofleet.contract.errors import BundleError
+from protofleet.edge_client.hardware.process_metrics import release_memory
+from protofleet.edge_client.training.extractor import Extractor
+from protofleet.edge_client.training.frozen_trunk import FrozenTrunk, TailExtractor, TrunkGraph
+from protofleet.edge_client.training.onnx_session import Provider, Providers
+from protofleet.edge_client.training.trainer import Trainer, Weights
+
+__all__ = ["CompiledGraphs"]
+
+
+class CompiledGraphs:
+    """Makes trainers and extractors for one bundle.
+
+    Args:
+        threads: within an operator.
+        providers: where each runs; the CPU unless one was chosen.
+        keep: hand out the same trainer, and the same extractor of the bundle's weights, every time.
+        in_parts: train each batch in parts of the bundle's micro-batch.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        providers: Providers | None = None,
+        keep: bool = False,
+        in_parts: bool = False,
+    ) -> None:
+        self._in_parts = in_parts
+        self._bundle, self._threads, self._keep = bundle, threads, keep
+        self._providers = providers or Providers()
+        self._unchecked = bundle.vectors
+        self._trainer: Trainer | None = None
+        self._shared: Extractor | None = None
+        self._trunk: TrunkGraph | None = None
+
+    def trainer(self) -> Trainer:
+        """A trainer; load a state before fitting."""
+        trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"), in_parts=self._in_parts)
+        self._trainer = trainer if self._keep else None
+        if not self._keep:
+            release_memory()  # what only making a session needs: code that optimises graphs, above all
+        return trainer
+
+    def extractor(self, params: Weights) -> Extractor:
+        """An extractor of these weights."""
+        return Extractor(self._bundle, params, self._threads, self._on("own"))
+
+    def shared_extractor(self) -> Extractor:
+        """The extractor of the bundle's own weights, which every device of the fleet has.
+
+        Raises:
+            BundleError: what it computes here is not what it computed where the bundle was exported.
+        """
+        shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
+        self._shared = shared if self._keep else None
+        self._check(shared)
+        return shared
+
+    def _check(self, shared: Extractor) -> None:
+        """Once, the bundle's test vectors."""
+        if self._unchecked is None:
+            return
+        error = distance(shared.features(self._unchecked.x), self._unchecked.z)
+        if not error <= TOLERANCE:
+            raise BundleError(
+                "features.onnx on this processor",
+                expected="the features of the bundle's test vectors",
+                got=f"others, off by {error:.1g}, so nothing may be summed",
+                hint="another version of onnxruntime",
+            )
+        self._unchecked = None
+
+    def _on(self, use: str) -> Provider:
+        return self._providers.of(getattr(self._providers.choice, use))
+
+    def trunk(self) -> TrunkGraph:
+        """The frozen trunk of a network whose tail is trained."""
+        trunk = self._trunk or TrunkGraph(self._bundle, self._threads)
+        self._trunk = trunk if self._keep else None
+        return trunk
+
+    def tail(self, params: Weights, trunk: FrozenTrunk) -> TailExtractor:
+        """An extractor of these weights that goes on from what the trunk has made of a device's photos."""
+        return TailExtractor(self._bundle, params, trunk, self._threads)

@@ -1,0 +1,108 @@
+"""Inference on the device: images to features with the bundle's `features.onnx` and a given set of weights.
+
+The graph holds no weights. They are supplied when the session is made, so a device that has just trained gets a
+session over its own weights, fused and prepacked like any other (docs/bundle.md). Features come in blocks, so that
+a large data set is never held as N × D floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS
+from protofleet.contract.errors import BundleError
+from protofleet.edge_client.data.samples import release_pages
+from protofleet.edge_client.training.onnx_session import CPU, Provider, open_session
+from protofleet.edge_client.training.trainer import Weights
+
+__all__ = ["BLOCK_SAMPLES", "Extractor", "GivenFeatures", "checked"]
+
+BLOCK_SAMPLES = 512  # whose features are taken at a time
+
+
+class Extractor:
+    """f(x): uint8 images to float32 features.
+
+    Args:
+        bundle: whose graph to run.
+        params: weights by state-tensor name; those of the backbone are used.
+        threads: within an operator.
+        provider: where it runs.
+
+    Attributes:
+        on_batch: called after each batch of images.
+
+    Raises:
+        BundleError: when the graph and the weights do not fit each other.
+    """
+
+    on_batch: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
+        self._manifest = bundle.manifest
+        weights = {name: params[name] for name in bundle.manifest.weights}
+        self._session, self._weights = open_session(
+            bundle.features, "features.onnx", threads=threads, weights=weights, provider=provider
+        )
+
+    @property
+    def width(self) -> int:
+        """D, the feature width."""
+        return self._manifest.features
+
+    def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The features of images (N, H, W, c): (N, D) float32. For sets that fit memory; see `blocks` for others."""
+        out = np.empty((len(x), self.width), np.float32)
+        for start in range(0, len(x), self._manifest.batch):
+            out[start : start + self._manifest.batch] = self._run(x[start : start + self._manifest.batch])
+            release_pages(x)
+            self.on_batch()
+        return out
+
+    def blocks(self, x: NDArray[np.uint8], samples: int = BLOCK_SAMPLES) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The features of images (N, H, W, c), at most `samples` at a time: (which rows, their features)."""
+        for start in range(0, len(x), samples):
+            rows = slice(start, min(start + samples, len(x)))
+            yield rows, self.features(x[rows])
+
+    def _run(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        try:
+            (z,) = self._session.run(["z"], {"x": np.ascontiguousarray(x)})
+        except ORT_ERRORS as error:
+            raise BundleError("features.onnx", expected="input x and output z", got=error) from None
+        return checked("features.onnx", z, (len(x), self.width))
+
+
+class GivenFeatures(Extractor):
+    """An extractor for what has been extracted already: what stands for images is features (N, D).
+
+    Args:
+        width: D.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        return np.asarray(x, dtype=np.float32)
+
+
+def checked(graph: str, output: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What a graph gave, if it is what the manifest says of it.
+
+    Raises:
+        BundleError: another shape or type.
+    """
+    if not isinstance(output, np.ndarray) or output.shape != shape or output.dtype != np.float32:
+        got = f"{output.dtype} {output.shape}" if isinstance(output, np.ndarray) else type(output).__name__
+        raise BundleError(f"what {graph} gives", expected=f"float32 {shape}, as the manifest says", got=got)
+    return output

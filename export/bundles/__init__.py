@@ -1,0 +1,8 @@
+"""From a backbone and a method to a bundle. `build` is the whole of `protofleet export`.
+
+- `bundle_graphs` records and verifies the graphs.
+- `features` makes the graph for inference: by the table of translations, by `torch_exporter` where an operator is
+  unknown, or from an ONNX file (`onnx_features`).
+- `extend` adds classes; `class_names` checks their names.
+- `classifier` writes one plain ONNX file for other runtimes.
+"""

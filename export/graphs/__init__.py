@@ -1,0 +1,7 @@
+"""Plain ONNX graphs, and the kernels that are fast in ONNX Runtime.
+
+- `graph_builder` writes nodes and bytes; `values` are the tensors of a trace, as the graph holds them.
+- `windows`, `depthwise`, `blocked_kernels` and `bilinear` are convolutions in forms that run fast.
+- `placement` says where weights lie.
+- `precision` makes int8 and fp16 of a whole graph.
+"""

@@ -1,0 +1,164 @@
+"""A run's settings from a file and from the command line, and written out with every default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import one_error_line, run_process
+from lab_samples import small_directory
+
+from protofleet.cli import main
+from protofleet.contract.errors import UsageError
+from protofleet.export.backbones.backbone_names import check_backbone_name
+from protofleet.lab.algorithms import ALGORITHMS
+from protofleet.lab.method_names import algorithm_names
+from protofleet.lab.run_settings import experiment_of, read_settings, resolved_text
+
+GIVEN = {
+    "settings": None, "save_weights": None, "set": None, "calibrate": None, "ccvr": False, "personal": None,
+    "weights": None,
+    "method": "fedproto", "data": "fashion_mnist_subset", "input": None, "partition": "dirichlet", "alpha": 0.5,
+    "samples": 0, "clients": 5, "rounds": None, "fraction": 1.0, "seed": 0, "backbone": "small_cnn", "head": None,
+    "batch": 32, "evaluate_every": 1,
+}  # fmt: skip
+
+
+def _of(tmp_path: Path, text: str, **said: object):
+    (path := tmp_path / "run.toml").write_text(text)
+    return experiment_of(GIVEN | {"settings": path} | said, set(said) | {"settings"})
+
+
+def test_the_command_line_goes_before_the_file_and_that_before_defaults(tmp_path: Path) -> None:
+    text = 'method = "fedavg"\nclients = 7\nbatch = 8\nmin_classes = 1\nseed = 3\n[hyper]\nlr = 0.5\nmomentum = 0.1\n'
+    found = _of(tmp_path, text, batch=16, set=["lr=0.2"])
+    assert (found.method, found.partition.clients, found.batch, found.course.seed) == ("fedavg", 7, 16, 3)
+    assert found.partition.min_classes == 1
+    assert found.resolved()["hyper"]["lr"] == 0.2
+    assert found.resolved()["hyper"]["momentum"] == 0.1
+    assert found.course.rounds == 5
+    assert found.course.calibrate
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"calibrate": False, "ccvr": True, "method": "fedavg", "personal": ["fit"]},
+        {"backbone": "fedproto_mnist_18, fedproto_mnist", "input": "28x28x1"},
+        {"method": "ffc", "samples": 300, "rounds": 1},
+    ],
+    ids=["defaults", "closings", "backbones", "ffc"],
+)
+def test_what_is_written_is_the_same_experiment(said: dict[str, object], tmp_path: Path) -> None:
+    first = experiment_of(GIVEN | said, set(said))
+    again = _of(tmp_path, resolved_text(first))
+    assert again.resolved() == first.resolved() | {"measures": again.resolved()["measures"]}
+    assert (again.data, again.course, again.input_shape) == (first.data, first.course, first.input_shape)
+    assert again.backbones == first.backbones
+
+
+def test_wrong_settings_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a TOML file, got No such file"):
+        read_settings(tmp_path / "none.toml")
+    (path := tmp_path / "a.toml").write_text("round = 3")
+    with pytest.raises(UsageError, match="expected settings of a run, got Object contains unknown field `round`"):
+        read_settings(path)
+
+
+def test_the_command_takes_a_file_and_writes_what_it_ran(tmp_path: Path) -> None:
+    data = small_directory(tmp_path / "data", 6, 3)
+    (tmp_path / "in.toml").write_text('method = "ncm"\npartition = "iid"\nclients = 2\n')
+    out = tmp_path / "out.toml"
+    line = ["lab", "run", "--settings", str(tmp_path / "in.toml"), "--data", str(data), "--jobs", "1", "--clients", "3"]
+    assert main([*line, "--backbone", "fedproto_mnist", "--save-settings", str(out), "-q"]) == 0
+    found = read_settings(out)
+    assert (found.method, found.clients, found.partition, found.rounds) == ("ncm", 3, "iid", 1)
+    assert found.data == str(data)
+
+
+@pytest.mark.parametrize("given", [["--backbone", "small_cn"], ["--backbone", "fedproto_mnist,small_cn"]])
+def test_a_wrong_backbone_is_refused_before_data_are_looked_for(
+    given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "run", "--method", "fedproto", "--data", str(tmp_path / "nowhere"), *given]) == 2
+    assert (
+        "error: --backbone, expected a known backbone or module:callable, got small_cn, try" in capsys.readouterr().err
+    )
+
+
+_TABLE = """
+title = "t"
+source = "s"
+data = "nowhere"
+metric = "all/head"
+settings = {{ rounds = 1{settings} }}
+columns = [{{ name = "iid" }}, {{ name = "uneven" }}]
+rows = [{{ name = "first", settings = {{ method = "{method}" }} }}]
+"""
+_RUN = ("lab", "run", "--data", "nowhere")
+_DEMO = ("demo", "--data", "nowhere")
+_EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
+
+
+@pytest.mark.parametrize(
+    ("words", "table", "near"),
+    [
+        ((*_RUN, "--partition", "dirichle"), {}, "dirichlet"),
+        ((*_RUN, "--method", "fedbab"), {}, "try one of fedbabu"),
+        ((*_RUN, "--method", "fedprot"), {}, "try one of fedproto"),
+        ((*_RUN, "--backbone", "small_cn"), {}, "try one of small_cnn"),
+        ((*_RUN, "--backbone", "small_cnn,resnet8"), {}, "try one of resnet18"),
+        ((*_RUN, "--settings", "run.toml"), {}, "try one of scaffold"),
+        (("lab", "table", "pretrained-method"), {}, "try one of pretrained-methods"),
+        (("lab", "table", "t.toml", "--only", "frist"), {}, "try one of first"),
+        (("lab", "table", "t.toml", "--columns", "iid,unevn"), {}, "try one of uneven"),
+        (("lab", "table", "t.toml"), {"method": "scafold"}, "first, iid: method, expected a method of the lab"),
+        (("lab", "table", "t.toml"), {"settings": ', partition = "shot"'}, "first, iid: partition, expected a known"),
+        (("lab", "table", "t.toml"), {"settings": ', backbone = "resnet8"'}, "first, iid: backbone, expected a known"),
+        ((*_EXPORT[:3], "--backbone", "small_cnn", "--classes", 10, "--method", "fedprot"), {}, "fedproto"),
+        ((*_EXPORT, "--backbone", "small_cnn", "--classes", "cat,dog,cat"), {}, "names that differ, got 'cat' again"),
+        ((*_EXPORT, "--backbone", "small_cnn", "--classes", "1o"), {}, "a number, or names"),
+        ((*_EXPORT, "--backbone", "tim:resnet18", "--classes", 10), {}, "try one of timm:resnet18"),
+        ((*_EXPORT, "--backbone", "resnet8", "--classes", 10), {}, "try one of resnet18"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "pretraind"), {}, "try pretrained"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "w.pt"), {}, "try the path of"),
+        ((*_EXPORT, "--backbone", "resnet18", "--classes", 10, "--weights", "pretrained"), {}, "torchvision:resnet18"),
+        ((*_DEMO, "--backbone", "nonsense"), {}, "--backbone, expected a known backbone"),
+        ((*_DEMO, "--backbone", "small_cnn,resnet8"), {}, "try one of resnet18"),
+        ((*_RUN, "--partition", "dirichlet:-1"), {}, "try --partition dirichlet --alpha NUMBER"),
+        ((*_RUN, "--partition", "dirichlet:0.3"), {}, "try --partition dirichlet --alpha 0.3"),
+        ((*_RUN, "--partition", "pathological:2"), {}, "try --partition pathological --classes-per-client 2"),
+        ((*_RUN, "--partition", "iid:2"), {}, "try --partition iid"),
+        ((*_RUN, "--alpha", "-1"), {}, "--alpha, expected above 0"),
+        ((*_RUN, "--weights", "w.pt"), {}, "--weights, expected pretrained, or a file that is there"),
+        ((*_RUN, "--partition", "source"), {}, "--partition source, expected several data sets, got nowhere, try"),
+        ((*_RUN, "--shift", "corruptoin"), {}, "try one of corruption"),
+        ((*_RUN, "--input", "10"), {}, "--input, expected HxWxc"),
+    ],
+)
+def test_a_misspelt_name_is_answered_before_torch_is_loaded(
+    words: tuple[object, ...], table: dict[str, str], near: str, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was loaded')\n")
+    (tmp_path / "run.toml").write_text('method = "scafold"\n')
+    (tmp_path / "t.toml").write_text(_TABLE.format(**{"settings": "", "method": "fedavg"} | table))
+    code = f"import os, sys; sys.path.insert(0, {str(tmp_path)!r}); os.chdir({str(tmp_path)!r})"
+    done = run_process(*words, code=code)
+    assert done.returncode == 2, done.stderr
+    assert near in one_error_line(done)
+
+
+def test_the_names_of_algorithms_are_those_of_their_classes() -> None:
+    assert sorted(algorithm_names()) == sorted(ALGORITHMS)
+
+
+def test_what_lies_behind_a_colon_may_be_anybodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("mine.networks:small", "timm:any", "hub:timm/any", "onnx:a.onnx", "resnet18"):
+        check_backbone_name(name)
+    for name in ("timm:", ":small", "tim:any", "torchvison:resnet18", ""):
+        with pytest.raises(UsageError, match="expected a known backbone or module:callable"):
+            check_backbone_name(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tim.py").touch()
+    check_backbone_name("tim:any")

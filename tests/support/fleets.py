@@ -1,0 +1,181 @@
+"""A fleet of real processes over the embedded broker, on small real images, for the tests of whole methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import commands
+import numpy as np
+import pytest
+import shared
+from brokers import Embedded
+
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.contract.wire.codec import decode
+from protofleet.contract.wire.global_state import GlobalState
+from protofleet.contract.wire.messages import Contribution
+
+FLEET, CLASSES, SHAPE = "methods", 5, (14, 14, 1)
+LABELS = tuple(f"class-{index}" for index in range(CLASSES))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+@cache
+def _fashion() -> Samples:
+    from protofleet.lab.data.datasets import load_dataset
+
+    train = load_dataset("fashion_mnist_subset").train
+    return train.x, train.y
+
+
+def share(index: int, classes: Sequence[int], count: int = 40, *, whole: bool = False) -> Samples:
+    """Device `index`'s images of these classes, every other pixel of them unless `whole`."""
+    x, y = _fashion()
+    rows = np.flatnonzero(np.isin(y, classes))
+    chosen = np.random.default_rng(7).permutation(rows)[index * count : (index + 1) * count]
+    assert len(chosen) == count
+    return (x[chosen] if whole else x[chosen][:, ::2, ::2]), y[chosen]
+
+
+def bundle(out: Path, method: str, backbone: str = "small_cnn", **options: Any) -> Path:
+    """A bundle of five classes, for 14×14 images unless `options`, which are `build_bundle`'s, say otherwise."""
+    told = {"labels": LABELS, "input_shape": SHAPE, **options}
+    shutil.copy(shared.exported(backbone=backbone, method_name=method, **told), out)
+    return out
+
+
+def run(*words: object) -> tuple[int, str]:
+    """One command to its end, in this process: the exit code and what it said."""
+    done = commands.run(*words)
+    return done.returncode, done.stdout + done.stderr
+
+
+def error_line(said: str) -> str:
+    """The one line that a failed command ends with; nothing of it may be a traceback."""
+    assert "Traceback" not in said, said
+    lines = [line for line in said.splitlines() if "error: " in line]
+    assert len(lines) == 1, said
+    assert said.rstrip().endswith(lines[0]), said
+    return lines[0]
+
+
+@dataclass
+class Processes:
+    """Commands that run at once, each with a log of its own in `folder`."""
+
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *words: object) -> None:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            command = [sys.executable, "-m", "protofleet", *map(str, words)]
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def wait_for(self, name: str, text: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while re.search(text, self.log(name)) is None:
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(name)}"
+            time.sleep(0.02)
+
+    def finish(self, timeout_s: float = 60.0) -> dict[str, int]:
+        """Exit codes by name, once all have ended."""
+        deadline = time.monotonic() + timeout_s
+        for name, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"{name} did not end:\n" + "\n---\n".join(map(self.log, self.processes)))
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@dataclass(kw_only=True)
+class Fleet(Processes):
+    """A broker, processes around it, and what they leave behind in `folder`."""
+
+    url: str
+
+    def aggregator(self, bundles: Sequence[Path], *options: object) -> None:
+        chosen = [word for path in bundles for word in ("--bundle", path)]
+        told = ("--store", self.folder / "store.sqlite", "--json", self.folder / "summary.json")
+        self._join("aggregator", "aggregate", *chosen, *told, *options)
+
+    def client(self, name: str, bundle: Path, data: Samples, *options: object) -> None:
+        path = self.folder / f"{name}.npz"
+        np.savez(path, x=data[0], y=data[1])
+        state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
+        if not {"--test", "--hold-out"} & set(options):  # what is compared with pooled data is all of it
+            state += ("--hold-out", 0)
+        self._join(
+            name, "client", "--until-finished", "--id", name, "--bundle", bundle, "--data", path, *state, *options
+        )
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What a process wrote as JSON: `summary` is the aggregator's."""
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    def payloads(self, round: int) -> dict[str, bytes]:
+        """What the store holds of a round, by device."""
+        with sqlite3.connect(self.folder / "store.sqlite") as db:
+            rows = db.execute(f"{PAYLOADS} WHERE c.round = ? ORDER BY c.device", (round,))
+            found = {device: bytes(payload) for *_, device, payload in rows}
+        db.close()
+        return found
+
+    def messages(self, round: int) -> list[Contribution]:
+        """The same, decoded."""
+        found = [decode(payload) for payload in self.payloads(round).values()]
+        assert all(isinstance(message, Contribution) for message in found)
+        return found  # type: ignore[return-value]
+
+    def sent(self, name: str) -> dict[int, tuple[bytes, str]]:
+        """What a device's journal says that it sent, and how it ended, by round."""
+        with sqlite3.connect(self.folder / f"state-{name}" / "journal.sqlite") as db:
+            rows = db.execute("SELECT round, payload, outcome FROM contributions").fetchall()
+        db.close()
+        return {round: (bytes(payload), outcome) for round, payload, outcome in rows}
+
+    def state(self, identity: bytes) -> GlobalState:
+        """The global state that came out, for the bundle (or bundles together) of this sha256."""
+        with DurableStore(self.folder / "store.sqlite", identity, FLEET) as store:
+            return store.state()
+
+    def _join(self, name: str, command: str, *options: object) -> None:
+        self.start(name, command, "--broker", self.url, "--fleet", FLEET, *options)
+
+
+@contextmanager
+def fleet_in(folder: Path) -> Iterator[Fleet]:
+    """A fleet whose broker runs; what still runs at the end is ended."""
+    broker = Embedded()
+    broker.start()
+    made = Fleet(folder=folder, url=broker.url)
+    try:
+        yield made
+    finally:
+        made.end()
+        broker.stop()

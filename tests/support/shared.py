@@ -1,0 +1,47 @@
+"""What is made once a run of the tests, by whichever of its workers asks first, and only read by all who come after."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+_folder: Path | None = None
+
+
+def keep_in(folder: Path) -> None:
+    """Where this run keeps it: the same folder for every worker (`conftest.py`)."""
+    global _folder
+    folder.mkdir(exist_ok=True)
+    _folder = folder
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """The path of that name, file or folder, as `make(path)` left it; another worker that asks meanwhile waits."""
+    assert _folder is not None
+    path = _folder / name
+    with FileLock(f"{path}.lock"):
+        done = _folder / f"{name}.done"
+        if not done.exists():
+            if path.is_dir():  # a test that was making it was ended
+                shutil.rmtree(path)
+            make(path)
+            done.touch()
+    return path
+
+
+def exported(**options: Any) -> Path:
+    """The file of a bundle, by the options of `protofleet.export.bundles.build.build_bundle` but `out`: for the same
+    options the same."""
+    told = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:12]
+
+    def make(path: Path) -> None:
+        from protofleet.export.bundles.build import build_bundle
+
+        build_bundle(**options, out=path)
+
+    return once(f"{options['method_name']}-{told}.bundle", make)
