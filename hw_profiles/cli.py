@@ -13,6 +13,7 @@ from protofleet.contract.console.tables import show_table
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.hw_profiles.accelerator.dataflows import dataflow_names
 from protofleet.hw_profiles.accelerator.round_cost import Setting
 from protofleet.hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
 from protofleet.hw_profiles.accelerator.simulate import array_of
@@ -36,7 +37,7 @@ def cost_command(
     batch: Annotated[int | None, typer.Option(help="B; default the bundle's, or 64")] = None,
     classes: Annotated[int | None, typer.Option(help="C; default the bundle's, or 100")] = None,
     side: Annotated[int | None, typer.Option(help="input side of a named backbone; default 32")] = None,
-    dataflow: Annotated[str, typer.Option(help="os, ws or is: what stays in the cells")] = "os",
+    dataflow: Annotated[str, typer.Option(help=f"{dataflow_names()}: what stays in the cells")] = "os",
     depthwise: Annotated[str, typer.Option(help="per-channel, as SCALE-Sim, or packed side by side")] = "per-channel",
     precision: Annotated[str, typer.Option(help="fp32, bf16 or int8")] = "fp32",
     rows: Annotated[int | None, typer.Option(help="in place of the device's")] = None,

@@ -23,12 +23,12 @@ import venv
 from collections import Counter
 from pathlib import Path
 
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
 from protofleet.hw_profiles.accelerator.scalesim_files import topology_text
 from protofleet.hw_profiles.accelerator.systolic import gemm_cycles, sram_traffic
 from protofleet.hw_profiles.workload.from_onnx import read_workload
 from protofleet.hw_profiles.workload.paper_networks import build_network
 
-DATAFLOWS = ("os", "ws", "is")
 NETWORKS = ("spherefed_resnet18", "spherefed_mobilenetv2")
 REQUIREMENTS = ("scalesim==3.0.0", "numpy<2.4")
 DRIVER = """

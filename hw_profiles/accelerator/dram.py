@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["Traffic", "layer_traffic"]
@@ -95,11 +96,9 @@ def _blocked(fetched: list[int], sizes: list[int], buffer_bytes: int) -> int:
 
 
 def _spill(layer: Layer, dataflow: str, rows: int, cols: int, buffer_bytes: int) -> int:
-    if dataflow == "os":
-        return 0
-    total = 0
+    kept, total = dataflow_named(dataflow), 0
     for gemm in layer.gemms:
-        tall, wide = (gemm.m, gemm.n) if dataflow == "ws" else (gemm.n, gemm.m)
-        if tall * min(wide, cols) * _PARTIAL_BYTES > buffer_bytes:
-            total += 2 * (-(-gemm.k // rows) - 1) * gemm.m * gemm.n * gemm.count * _PARTIAL_BYTES
+        open_sums, put_aside = kept.partial_sums(gemm.m, gemm.n, gemm.k, rows, cols)
+        if open_sums * _PARTIAL_BYTES > buffer_bytes:
+            total += 2 * put_aside * gemm.m * gemm.n * gemm.count * _PARTIAL_BYTES
     return total

@@ -19,8 +19,9 @@ from functools import cached_property
 from typing import Literal
 
 from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
 from protofleet.hw_profiles.accelerator.dram import Traffic, layer_traffic
-from protofleet.hw_profiles.accelerator.systolic import Dataflow, Depthwise, Placed, map_gemm
+from protofleet.hw_profiles.accelerator.systolic import Depthwise, Placed, map_gemm
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.workload.model import Layer, Phase, Workload
 
@@ -52,7 +53,7 @@ class Array:
     sram_bytes: int = 37_080 * 1024 // 8
     dram_bytes: int = 1 << 30
     dsps: int = 2_800
-    dataflow: Dataflow = "os"
+    dataflow: str = "os"
     depthwise: Depthwise = "per-channel"
     precision: Precision = "fp32"
 
@@ -60,6 +61,7 @@ class Array:
         for name in ("rows", "cols", "lanes", "sram_bytes", "mhz", "dram_bytes_per_s", "dram_bytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"accelerator: {name}", expected="a positive number", got=getattr(self, name))
+        dataflow_named(self.dataflow)
         if self.precision not in PRECISIONS:
             raise UsageError(
                 "precision",

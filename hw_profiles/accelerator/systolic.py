@@ -2,14 +2,9 @@
 
 A product of (M, K) by (K, N) on an array of `rows` x `cols` multiply-accumulate cells is done in F *folds*, each of
 which fills the array, streams operands through it and drains it in P cycles. What stays in the cells during a fold
-names the dataflow (output, weight or input stationary):
+names the dataflow; `dataflows.py` says F and P of each.
 
-    os   the outputs accumulate in place   F = ceil(M/rows) * ceil(N/cols)   P = K + rows + cols - 2
-    ws   the second operand stays          F = ceil(K/rows) * ceil(N/cols)   P = M + 2*rows + cols - 2
-    is   the first operand stays           F = ceil(K/rows) * ceil(M/cols)   P = N + 2*rows + cols - 2
-
-`rows + cols - 2` is the skew of operands entering the array diagonally; the second `rows` of ws and is loads the
-stationary operand, row by row, before the stream starts. Folds follow each other without overlap, and the first
+Folds follow each other without overlap, and the first
 cycle is number 0, so the last cycle, which is what the published simulator SCALE-Sim 3.0.0 reports, is F*P - 1.
 A partly filled fold costs as much as a full one.
 
@@ -21,28 +16,20 @@ as one block-diagonal product (`packed`). See docs/hardware.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
+from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
 from protofleet.hw_profiles.workload.model import Gemm
 
-__all__ = ["Dataflow", "Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
+__all__ = ["Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
 
-Dataflow = Literal["os", "ws", "is"]
 Depthwise = Literal["per-channel", "packed"]
 
-# (m, n, k, rows, cols) -> (folds, cycles of one fold)
-_FOLDS: dict[str, Callable[[int, int, int, int, int], tuple[int, int]]] = {
-    "os": lambda m, n, k, rows, cols: (-(-m // rows) * -(-n // cols), k + rows + cols - 2),
-    "ws": lambda m, n, k, rows, cols: (-(-k // rows) * -(-n // cols), m + 2 * rows + cols - 2),
-    "is": lambda m, n, k, rows, cols: (-(-k // rows) * -(-m // cols), n + 2 * rows + cols - 2),
-}
 
-
-def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os") -> int:
+def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: str = "os") -> int:
     """Compute cycles of (M, K) times (K, N) on a rows x cols array, as SCALE-Sim 3.0.0 counts them.
 
     Memory stalls are not in it: operands are taken to arrive in time.
@@ -52,7 +39,7 @@ def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataf
         n: columns of the second operand; for a convolution C_out.
         k: the shared dimension; for a convolution kh * kw * C_in.
         rows, cols: the array's cells; the default is that of the profile fpga-vc707-32x64.
-        dataflow: `os`, `ws` or `is`.
+        dataflow: a name of `dataflows.DATAFLOWS`: `os`, `ws` or `is`.
 
     Returns:
         F*P - 1 cycles, a positive integer except for a single cell and a single product, where it is 0.
@@ -63,12 +50,12 @@ def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataf
     Source: docs/hardware.md; equal to SCALE-Sim 3.0.0.
     """
     _check(m, n, k, rows, cols, dataflow)
-    folds, fold_cycles = _FOLDS[dataflow](m, n, k, rows, cols)
+    folds, fold_cycles = dataflow_named(dataflow).folds(m, n, k, rows, cols)
     return folds * fold_cycles - 1
 
 
 def sram_traffic(
-    m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os"
+    m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: str = "os"
 ) -> tuple[int, int, int]:
     """Elements read of the first operand, read of the second, and written to the result, on-chip.
 
@@ -80,11 +67,7 @@ def sram_traffic(
     Source: docs/hardware.md.
     """
     _check(m, n, k, rows, cols, dataflow)
-    if dataflow == "os":
-        return m * k * -(-n // cols), k * n * -(-m // rows), m * n
-    if dataflow == "ws":
-        return m * k * -(-n // cols), k * n, m * n * -(-k // rows)
-    return m * k, k * n * -(-m // cols), m * n * -(-k // rows)
+    return dataflow_named(dataflow).sram_traffic(m, n, k, rows, cols)
 
 
 @dataclass(frozen=True)
@@ -109,7 +92,7 @@ class Placed:
 
 @lru_cache(maxsize=65_536)
 def map_gemm(
-    gemm: Gemm, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os", depthwise: Depthwise = "per-channel"
+    gemm: Gemm, *, rows: int = 32, cols: int = 64, dataflow: str = "os", depthwise: Depthwise = "per-channel"
 ) -> Placed:
     """Put a layer's products on the array.
 
@@ -128,7 +111,7 @@ def map_gemm(
     return best
 
 
-def _place(gemm: Gemm, channels: int, rows: int, cols: int, dataflow: Dataflow) -> Placed:
+def _place(gemm: Gemm, channels: int, rows: int, cols: int, dataflow: str) -> Placed:
     m, n, k = gemm.m, gemm.n * channels, gemm.k
     m, k = (m, k * channels) if gemm.diagonal != "mn" else (m * channels, k)
     count = -(-gemm.count // channels)
@@ -141,10 +124,4 @@ def _check(m: int, n: int, k: int, rows: int, cols: int, dataflow: str) -> None:
     for name, size in {"m": m, "n": n, "k": k, "rows": rows, "cols": cols}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"systolic array: {name}", expected="a positive integer", got=repr(size))
-    if dataflow not in _FOLDS:
-        raise UsageError(
-            "systolic array: dataflow", expected="os, ws or is", got=repr(dataflow), hint=near_names(dataflow, _NAMES)
-        )
-
-
-_NAMES: tuple[str, ...] = get_args(Dataflow)
+    dataflow_named(dataflow)

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.contract.errors import UsageError
+from protofleet.hw_profiles.accelerator import dataflows
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
+from protofleet.hw_profiles.accelerator.dram import layer_traffic
+from protofleet.hw_profiles.accelerator.simulate import Array, simulate
 from protofleet.hw_profiles.accelerator.systolic import gemm_cycles, map_gemm, sram_traffic
-from protofleet.hw_profiles.workload.model import Gemm
+from protofleet.hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
 PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array: docs/hardware.md, `The array's cycles`
     ((64, 100, 1280), {"os": 5495, "ws": 15199, "is": 9039}),
@@ -112,6 +116,40 @@ def test_a_size_that_is_not_a_positive_integer_is_refused_by_name(wrong):
 def test_an_unknown_dataflow_is_refused_with_the_known_ones():
     with pytest.raises(UsageError, match="expected os, ws or is, got 'rs'"):
         gemm_cycles(1, 1, 1, dataflow="rs")
+
+
+@pytest.mark.parametrize("name", DATAFLOWS)
+def test_every_dataflow_has_figures_that_are_checked_above(name):
+    assert all(name in cycles for _, cycles in PRINTED)
+
+
+def test_a_dataflow_is_one_class_and_its_line_in_the_table(monkeypatch):
+    """Whoever adds one writes nothing else: cycles, traffic on the chip and off it, and the errors follow."""
+
+    class RowStationary:
+        def folds(self, m, n, k, rows, cols):
+            return 3, 5
+
+        def sram_traffic(self, m, n, k, rows, cols):
+            return 7, 11, 13
+
+        def partial_sums(self, m, n, k, rows, cols):
+            return 1_000_000, 2
+
+    tensors = {name: Tensor(name, (4, 4), "input" if name == "a" else "activation") for name in "aby"}
+    product = Layer("p", "MatMul", "linear", "forward", ("a", "b"), ("y",), (Gemm(4, 4, 4),))
+    work = Workload("w", 1, (product,), tensors, ("y",))
+    with pytest.raises(UsageError, match="expected os, ws or is, got 'rs'"):
+        layer_traffic(work, 4, 1_000, "rs", 2, 2)
+    with pytest.raises(UsageError, match="expected os, ws or is, got 'rs'"):
+        Array(dataflow="rs")
+    monkeypatch.setattr(dataflows, "DATAFLOWS", {**DATAFLOWS, "rs": RowStationary()})
+    assert gemm_cycles(4, 4, 4, dataflow="rs") == 14
+    assert sram_traffic(4, 4, 4, dataflow="rs") == (7, 11, 13)
+    assert layer_traffic(work, 4, 1_000, "rs", 2, 2)[0].spilled == 2 * 2 * 4 * 4 * 4
+    assert simulate(work, Array(dataflow="rs")).layers[0].array_cycles == 14
+    with pytest.raises(UsageError, match="expected os, ws, is or rs, got 'qs'"):
+        gemm_cycles(4, 4, 4, dataflow="qs")
 
 
 # ---- what the array reads, and depthwise mappings ----

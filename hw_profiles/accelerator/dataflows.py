@@ -1,0 +1,95 @@
+"""Dataflows of a systolic array, one class each, found by name in `DATAFLOWS`.
+
+A dataflow is named after what stays in the cells during a fold. It says in how many folds a product is done and how
+long one takes, what the array reads and writes on-chip, and which partial sums have to wait elsewhere:
+
+    os   the outputs accumulate in place   F = ceil(M/rows) * ceil(N/cols)   P = K + rows + cols - 2
+    ws   the second operand stays          F = ceil(K/rows) * ceil(N/cols)   P = M + 2*rows + cols - 2
+    is   the first operand stays           F = ceil(K/rows) * ceil(M/cols)   P = N + 2*rows + cols - 2
+
+`rows + cols - 2` is the skew of operands that enter the array diagonally; the second `rows` of ws and is loads the
+stationary operand, row by row, before the stream starts. A new one is a class here, and its line in `DATAFLOWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from protofleet.contract.errors import UsageError, near_names
+
+__all__ = ["DATAFLOWS", "Dataflow", "dataflow_named", "dataflow_names"]
+
+
+class Dataflow(Protocol):
+    """What an array of `rows` x `cols` cells does with a product of (M, K) by (K, N)."""
+
+    def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        """How many folds F, and the cycles P of each."""
+        ...
+
+    def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
+        """Elements read of the first operand, read of the second, and written to the result, on-chip."""
+        ...
+
+    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        """How many partial sums are open at a time, and how often each one of the result is put aside; (0, 0) where
+        they stay in the cells."""
+        ...
+
+
+class OutputStationary:
+    def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return -(-m // rows) * -(-n // cols), k + rows + cols - 2
+
+    def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
+        return m * k * -(-n // cols), k * n * -(-m // rows), m * n
+
+    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return 0, 0
+
+
+class WeightStationary:
+    def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return -(-k // rows) * -(-n // cols), m + 2 * rows + cols - 2
+
+    def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
+        return m * k * -(-n // cols), k * n, m * n * -(-k // rows)
+
+    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return m * min(n, cols), -(-k // rows) - 1
+
+
+class InputStationary:
+    def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return -(-k // rows) * -(-m // cols), n + 2 * rows + cols - 2
+
+    def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
+        return m * k, k * n * -(-m // cols), m * n * -(-k // rows)
+
+    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
+        return n * min(m, cols), -(-k // rows) - 1
+
+
+DATAFLOWS: Mapping[str, Dataflow] = MappingProxyType(
+    {"os": OutputStationary(), "ws": WeightStationary(), "is": InputStationary()}
+)
+
+
+def dataflow_named(name: str) -> Dataflow:
+    """The dataflow of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in DATAFLOWS:
+        hint = near_names(name, DATAFLOWS)
+        raise UsageError("systolic array: dataflow", expected=dataflow_names(), got=repr(name), hint=hint)
+    return DATAFLOWS[name]
+
+
+def dataflow_names() -> str:
+    """All of them, for a line: `os, ws or is`."""
+    *others, last = DATAFLOWS
+    return f"{', '.join(others)} or {last}"
