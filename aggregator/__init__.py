@@ -2,7 +2,7 @@
 
 What is exported here is pure: values in, values out, no sockets and no files. A simulation drives the same code. The
 server around it is `protofleet.aggregator.server.server`, its commands are in
-`protofleet.aggregator.commands.aggregate_cli`.
+`protofleet.aggregator.commands`.
 """
 
 if __name__ != "protofleet.aggregator":

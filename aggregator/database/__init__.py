@@ -10,6 +10,9 @@ engines. The functions here choose one of them by the place:
     bring_up        brings an older store to the present version, unless an aggregator runs on it
     is_taken        whether an aggregator runs on it
     watch           whether there may be a newer global state
+
+PostgreSQL's side has `postgres_connection.py`, `postgres_errors.py` for what a server says when it refuses, and
+`postgres_members.py` for several processes. `copy_rows.py` copies a store from one engine into the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How far a bundle is rolled out: `rollout_stages`, a state machine without sockets, files or clock.
+"""How far a bundle is rolled out: `rollout_stages`, a machine without sockets, files or clock.
 
-Its tables are in `store/rollout_tables`. `coordinators/rollout_coordinator` and `bundle_handout` run it.
+Its tables are in `aggregator/store/rollout_tables.py`. What runs it is in `aggregator/coordinators/`:
+`rollout_coordinator.py` and `bundle_handout.py`.
 """

@@ -2,6 +2,6 @@
 
 In order: a message is a value that is valid if it exists (`messages`, `envelopes`, `helper_messages`,
 `rollout_messages`); `codec` makes bytes of it, with `scaled_integers` and `array_layouts`; `chunks` cuts what is large;
-`topics` says where it goes; `sampling` says who takes part. `global_state` is what comes back, whole. The same in
-RFC 8610's language: `messages.cddl`.
+`topics` says where it goes; `sampling` says who takes part. `global_state` is what comes back, whole;
+`joint_heads` names the rows that a few devices are given. The same in RFC 8610's language: `messages.cddl`.
 """

@@ -2,7 +2,7 @@
 
 There are thirteen messages. What they can hold is the uplink policy:
 
-- No message has room for weights, gradients or samples.
+- No message that a device sends has room for weights, gradients or samples. (A roll-out's pieces of a bundle go down.)
 - The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. The
   statistic of a method declares which of them the method sends (`contract/sums/statistics.py`).
 - In a blinded round, one share of all of them replaces them (`contract/privacy/blinding.py`).

@@ -1,7 +1,7 @@
 """From a recorded torch function to ONNX nodes, one `aten` operator at a time.
 
 - `trace` records a function; `constants` folds its constants.
-- `translation` walks the graph, and looks up each operator in the tables of `conv`, `elementwise`, `norm`, `pool`,
-  `reduce` and `shape`.
+- `translation` walks the graph with an `emitter`, which holds the ONNX graph, and looks up each operator in the tables
+  of `conv`, `elementwise`, `norm`, `pool`, `reduce` and `shape`.
 - `pointwise` and `channel_runs` keep large activations in the cache.
 """

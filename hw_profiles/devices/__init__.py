@@ -1,1 +1,4 @@
-"""Devices as data, and this machine as one of them."""
+"""Devices as data, one TOML file each.
+
+`schema` reads and checks one; `host` describes this machine; `measure` times it.
+"""

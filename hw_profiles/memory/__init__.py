@@ -1,1 +1,1 @@
-"""The memory of a workload, and of our client."""
+"""The memory of a workload (`liveness`: which tensors are alive at once), and of our client (`process_rss`)."""

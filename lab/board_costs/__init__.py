@@ -1,1 +1,4 @@
-"""The cost of the lab's runs on real boards: the work of one device, its seconds and its joules, by cost models."""
+"""The cost of the lab's runs on real boards.
+
+`work` counts what one device does in a run; `cost` makes seconds and joules of it, by the cost models.
+"""

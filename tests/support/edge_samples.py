@@ -81,4 +81,5 @@ def sums_of(device: Device, journal: Journal) -> StandingSums:
 
 def rounds_done(journal: Journal, method: str | None = None) -> int:
     """How many rounds of a method, or of all, were committed, of whatever run."""
-    return _rounds_done(journal._db, method)
+    with journal._guard():
+        return _rounds_done(journal._db, method)
