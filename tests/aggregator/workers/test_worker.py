@@ -605,11 +605,23 @@ def _woken(place: str) -> SharedStore:
     member = SharedStore(**kind, leads=False, settings="yesterday's")
     member.enrolment.invite("b", b"token", 1e12)
     leader.close()
-    newer = SharedStore(**kind, leads=True, settings="today's")
+    newer = _next_leader(kind)
     newer.open_round(1, "fedproto", 0, 0.0)
     member._newer = newer  # type: ignore[attr-defined]
     member.based_on = member.changes()
     return member
+
+
+def _next_leader(kind: dict[str, Any]) -> SharedStore:
+    """The server may take a moment to give back what a closed connection had."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return SharedStore(**kind, leads=True, settings="today's")
+        except InUseError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.02)
 
 
 WRITES: dict[str, Callable[[SharedStore], object]] = {
