@@ -2,7 +2,7 @@
 
 `--store` names the place (`store_url.py`). `sql.py` says what a table's code may use: a part of SQL that means the same
 on both engines, and functions for what the engines write differently. `sqlite.py` and `postgres.py` are the two
-engines. The functions here choose one of them by the place:
+engines, and `engines.py` has the table of them. The functions here choose one by the place:
 
     open_database   opens the store for its only aggregator, with its tables brought to the present version
     read_only       one consistent look, beside another process
@@ -20,9 +20,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from protofleet.aggregator.database import postgres
+from protofleet.aggregator.database.engines import Watch, engine_of
 from protofleet.aggregator.database.sql import Connection, Database, stream_rows, upsert
-from protofleet.aggregator.database.sqlite import SqliteDatabase
 from protofleet.aggregator.database.store_url import PLACE, AnyPlace, Place, PostgresPlace, place_of
 from protofleet.contract.files import sqlite
 from protofleet.contract.files.sqlite import Kind
@@ -37,6 +36,7 @@ __all__ = [
     "as_written",
     "beside",
     "bring_up",
+    "engine_of",
     "is_taken",
     "open_database",
     "place_of",
@@ -58,9 +58,7 @@ def open_database(place: AnyPlace, kind: Kind, *, wait_s: float = 0.0) -> Databa
         UsageError: there is something else, or a version that this program does not know.
     """
     resolved = place_of(place)
-    if isinstance(resolved, PostgresPlace):
-        return postgres.PostgresDatabase(resolved, kind, wait_s=wait_s)
-    return SqliteDatabase(resolved, kind, wait_s=wait_s)
+    return engine_of(resolved).open(resolved, kind, wait_s=wait_s)
 
 
 @contextlib.contextmanager
@@ -75,12 +73,8 @@ def read_only(place: AnyPlace, kind: Kind, *, older: bool = False) -> Iterator[C
         UsageError: it is something else, or of another version than this program writes.
     """
     resolved = place_of(place)
-    if isinstance(resolved, PostgresPlace):
-        with postgres.read_only(resolved, kind, older=older) as db:
-            yield db
-    else:
-        with sqlite.read_only(resolved, kind, older=older) as file:
-            yield file
+    with engine_of(resolved).read_only(resolved, kind, older=older) as db:
+        yield db
 
 
 @contextlib.contextmanager
@@ -92,12 +86,8 @@ def beside(place: AnyPlace, kind: Kind) -> Iterator[Connection]:
         UsageError: it is something else, or of another version than this program writes.
     """
     resolved = place_of(place)
-    if isinstance(resolved, PostgresPlace):
-        with postgres.beside(resolved, kind) as db:
-            yield db
-    else:
-        with sqlite.beside(resolved, kind) as file:
-            yield file
+    with engine_of(resolved).beside(resolved, kind) as db:
+        yield db
 
 
 def bring_up(place: AnyPlace, kind: Kind) -> bool:
@@ -108,19 +98,19 @@ def bring_up(place: AnyPlace, kind: Kind) -> bool:
         UsageError: it is something else, or of a version that this program does not know.
     """
     resolved = place_of(place)
-    return (postgres if isinstance(resolved, PostgresPlace) else sqlite).bring_up(resolved, kind)
+    return engine_of(resolved).bring_up(resolved, kind)
 
 
 def is_taken(place: AnyPlace, kind: Kind) -> bool:
     """Whether an aggregator runs on a store at this moment."""
     resolved = place_of(place)
-    return postgres.is_taken(resolved, kind) if isinstance(resolved, PostgresPlace) else sqlite.is_taken(resolved)
+    return engine_of(resolved).is_taken(resolved, kind)
 
 
-def watch(place: AnyPlace) -> sqlite.Watch | postgres.Watch:
+def watch(place: AnyPlace) -> Watch:
     """A check whether the global state of a store may be newer than at the last look, whichever process writes it."""
     resolved = place_of(place)
-    return postgres.Watch(resolved) if isinstance(resolved, PostgresPlace) else sqlite.Watch(resolved)
+    return engine_of(resolved).watch(resolved)
 
 
 @contextlib.contextmanager

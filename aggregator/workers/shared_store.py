@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
-from protofleet.aggregator.database import AnyPlace, Database, PostgresPlace, place_of, upsert
+from protofleet.aggregator.database import AnyPlace, Database, engine_of, place_of, upsert
 from protofleet.aggregator.database.postgres_members import Leader, Member
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.records import Accepted, Key, Tally
@@ -66,12 +66,13 @@ class SharedStore(DurableStore):
 
     def _open(self, path: AnyPlace) -> Database:
         place = place_of(path)
-        if not isinstance(place, PostgresPlace):
+        engine = engine_of(place)
+        if engine.leader is None or engine.member is None:
             raise UsageError("--worker", expected="--store postgresql://…, which several can work on", got=place)
         self._members: Leader | Member = (
-            Leader(place, KIND, self._settings, anew=self._anew)
+            engine.leader(place, KIND, self._settings, anew=self._anew)
             if self._claims
-            else Member(place, KIND, self._settings)
+            else engine.member(place, KIND, self._settings)
         )
         return self._members
 
