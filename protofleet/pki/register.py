@@ -23,7 +23,7 @@ from protofleet.pki.names import Role
 __all__ = ["BOOK", "Authority", "Book", "Issued", "Member", "locked", "read_book", "write_book", "write_secret"]
 
 BOOK = "pki.json"
-SCHEMA = "protofleet.pki.register/1"
+SCHEMA = "protofleet.pki.book/1"
 
 
 class Authority(msgspec.Struct, kw_only=True):

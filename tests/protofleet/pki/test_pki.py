@@ -22,7 +22,7 @@ from protofleet.contract.errors import InUseError, UsageError
 from protofleet.contract.extras import install_command
 from protofleet.pki import names
 from protofleet.pki.authority import Office, establish
-from protofleet.pki.register import Member, locked, read_book
+from protofleet.pki.register import Member, locked, read_book, write_book
 from protofleet.pki.x509 import new_authority, read_signer
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -295,6 +295,15 @@ def test_a_mistake_is_one_line_and_changes_nothing(folder: Path, words: tuple[st
 def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
     assert "--broker" in one_error_line(pki(tmp_path, "init", "--broker", host))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_book_of_0_2_is_read_and_written_as_it_was(folder: Path) -> None:
+    """A later name of the file that reads it changes nothing in an operator's directory."""
+    path = folder / "pki" / "pki.json"
+    written = path.read_bytes()
+    assert json.loads(written)["schema"] == "protofleet.pki.book/1"
+    write_book(path.parent, read_book(path.parent))
+    assert path.read_bytes() == written
 
 
 def test_init_does_not_touch_what_is_there(tmp_path: Path) -> None:
