@@ -22,6 +22,7 @@ from types import ModuleType
 
 from protofleet.contract.errors import MethodError, near_names
 from protofleet.contract.methods.base import Head, Hyper, Local, Method, Value
+from protofleet.contract.methods.moved_imports import new_import
 from protofleet.contract.methods.plugin_guard import guarded
 from protofleet.contract.sums.statistics import Statistic
 
@@ -45,8 +46,7 @@ __all__ = [
 
 GROUP = "protofleet.methods"
 DEFAULT = "fedproto"  # where a person names none
-_NOT_METHODS = ("base", "plugin_guard")
-_ROOMS_OF_0_2 = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
+_NOT_METHODS = ("base", "moved_imports", "plugin_guard")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # as it stands in commands, manifests and messages
 
 
@@ -165,14 +165,6 @@ def runs_on(own: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([own, *(name for name, entry in METHODS.items() if not entry.trains)]))
 
 
-def _moved(error: BaseException) -> str | None:
-    """The hint for a method that was written for version 0.2, where each room was a package of its own."""
-    room = str(getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    if room not in _ROOMS_OF_0_2:
-        return None
-    return f"protofleet.{room} in the place of {room}: from protofleet.contract.methods import Method"
-
-
 def _loaded(path: str) -> Method:
     module_name, _, class_name = path.partition(":")
     expected = "package.module:Class, a class over protofleet.contract.methods.Method"
@@ -184,7 +176,7 @@ def _loaded(path: str) -> Method:
             f"method {path}",
             expected=expected,
             got=f"{type(error).__name__}: {error}",
-            hint=_moved(error) or ("PYTHONPATH=FOLDER, where it lies, or pip install" if absent else None),
+            hint=new_import(error) or ("PYTHONPATH=FOLDER, where it lies, or pip install" if absent else None),
         ) from None
     if not (inspect.isclass(cls) and issubclass(cls, Method) and cls is not Method):
         raise MethodError(f"method {path}", expected=expected, got=type(cls).__name__)

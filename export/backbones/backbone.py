@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.contract.errors import ExportError, UsageError
+from protofleet.contract.methods.moved_imports import new_import
 from protofleet.export.backbones import vision
 from protofleet.export.backbones.backbone_names import PRETRAINED, check_backbone_name, check_weights_name
 from protofleet.export.backbones.libraries import LIBRARIES, Shelf
@@ -175,7 +176,7 @@ def _users_own(name: str) -> nn.Module:
             f"--backbone {name} cannot be imported and called",
             expected="module:callable, a callable without arguments",
             got=f"{type(error).__name__}: {error}",
-            hint="running it in python first",
+            hint=new_import(error) or "running it in python first",
         ) from None
     finally:
         if added:

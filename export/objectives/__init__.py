@@ -20,6 +20,7 @@ from torch import Tensor
 
 from protofleet.contract.errors import MethodError
 from protofleet.contract.methods import Value
+from protofleet.contract.methods.moved_imports import new_import
 from protofleet.export.objectives.loss_terms import Scene, unit_features
 
 __all__ = ["Objective", "Scene", "find_objective", "unit_features"]
@@ -41,5 +42,7 @@ def find_objective(name: str) -> Objective:
         objective: Objective = getattr(importlib.import_module(module), function)
     except Exception as error:  # whatever the code of another raises while it is imported
         expected = "a file of export/objectives or package.module:function"
-        raise MethodError(f"objective {name}", expected=expected, got=f"{type(error).__name__}: {error}") from None
+        raise MethodError(
+            f"objective {name}", expected=expected, got=f"{type(error).__name__}: {error}", hint=new_import(error)
+        ) from None
     return objective

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
+
+from protofleet.contract.methods import moved_imports
 
 ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 HOSTILE = (*ROOMS, "wire", "errors", "codec", "cli", "files", "messages", "settings", "training", "database", "methods")
@@ -102,3 +105,36 @@ def test_a_method_that_was_written_for_0_2_is_told_of_its_new_import(cwd: str, t
     done = subprocess.run([sys.executable, "-c", code], cwd=where, env=env, capture_output=True, text=True, timeout=60)
     line = done.stderr.splitlines()[-1]
     assert "try protofleet.contract in the place of contract: from protofleet.contract.methods import Method" in line
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ("contract.statistics", "protofleet.contract in the place of contract"),
+        ("protofleet.contract.statistics", "protofleet.contract.sums.statistics in the place of"),
+        ("export.objectives.scene", "protofleet.export in the place of export"),
+        ("protofleet.export.objectives.scene", "protofleet.export.objectives.loss_terms in the place of"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["method", "objective", "backbone"])
+def test_what_moved_since_0_2_is_named_to_whoever_imports_it(
+    kind: str, written: str, named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs.py").write_text(f"import {written}\n")
+    code = {
+        "method": "from protofleet.contract.methods import load_method as load",
+        "objective": "from protofleet.export.objectives import find_objective as load",
+        "backbone": "from protofleet.export.backbones.backbone import _users_own as load",
+    }[kind]
+    command = [sys.executable, "-c", f"{code}; load('theirs:Theirs')"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert f"try {named}" in done.stderr.splitlines()[-1]
+
+
+def test_each_new_import_is_there() -> None:
+    for module in moved_imports._MODULES.values():
+        assert importlib.util.find_spec(module) is not None
+    for room, line in moved_imports._ROOMS.items():
+        assert room in ROOMS
+        exec(f"from {line}")
