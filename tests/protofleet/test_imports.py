@@ -63,6 +63,14 @@ def test_the_linter_would_notice_a_forbidden_import(tmp_path):
     assert "6 kept, 5 broken" in done.stdout
 
 
+def test_every_folder_with_code_is_a_package():
+    """The linter does not look into a folder without `__init__.py`, though Python imports from it."""
+    rooms = [path for path in (ROOT / "protofleet").iterdir() if path.is_dir()]
+    files = [file for folder in [ROOT / "protofleet", *rooms] for file in folder.rglob("*.py")]
+    assert len(files) > 500
+    assert [str(file) for file in files if not (file.parent / "__init__.py").is_file()] == []
+
+
 @pytest.mark.parametrize("room", [room.__name__ for room in SLIM])
 def test_every_module_of_a_slim_room_loads_where_torch_and_onnx_do_not_exist(room):
     modules = [name for name in MODULES if name.startswith(f"{room}.")]
