@@ -26,10 +26,12 @@ def check_method_name(name: str, option: str = "--method") -> str:
 
     Raises:
         UsageError: there is no such method.
-        MethodError: there is no such class, or it is no method.
+        MethodError: there is no such class, it is no method, or the package that has it is broken.
     """
     if ":" in name:
         return load_method(name).name
+    if name in METHODS.installed():
+        return method(name).name  # a broken package says what is wrong with it
     known = (*METHODS, LOCAL, *algorithm_names())
     if name not in known:
         raise UsageError(option, expected="a method of the lab", got=name, hint=near_names(name, known))
