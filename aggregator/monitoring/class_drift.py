@@ -54,10 +54,10 @@ def moved(former: Statistic, newer: Statistic) -> list[Moved]:
     for number in np.flatnonzero((count >= LEAST) & (added >= LEAST)):
         mean = had[number] / count[number]
         spread = 1.0 - float(mean @ mean)
-        away = (has[number] - had[number]) / added[number] - mean
+        shift = (has[number] - had[number]) / added[number] - mean
         if spread > _LEAST_SPREAD:
             allowed = spread * (1.0 / count[number] + 1.0 / added[number])
-            distance = min(float(away @ away) / float(allowed), _FARTHEST)
+            distance = min(float(shift @ shift) / float(allowed), _FARTHEST)
             moves.append(Moved(int(number), int(added[number]), distance))
     return moves
 

@@ -224,8 +224,8 @@ class Screen:
         length = references.squares + squares - 2.0 * own
         blur = total * (inverse[..., None] + references.inverse)
         comparable = (length > 0) & np.isfinite(blur)
-        surely = np.sqrt(np.maximum(length, 0.0) * inverse[..., None])  # with no noise of the device's own
-        beyond = np.maximum(np.maximum(length - blur, 0.0) / 2.0, most[:, None] * surely)
+        noiseless = np.sqrt(np.maximum(length, 0.0) * inverse[..., None])  # with no noise of the device's own
+        beyond = np.maximum(np.maximum(length - blur, 0.0) / 2.0, most[:, None] * noiseless)
         least = own - squares + total * inverse[..., None] + beyond
         self._least = np.where(comparable, least, np.inf).astype(np.float32)
         self._comparable: NDArray[np.bool_] = np.asarray(comparable.any(axis=2))  # (C, R)
@@ -253,9 +253,9 @@ class Screen:
         self, means: Means, products: Float32, same: Float32, among: Float64, length: Float64
     ) -> tuple[Places, Places]:
         squares, inverse = np.diag(among)[:, None], means.inverse[:, None]
-        surely = self._most[np.ix_(means.classes, means.classes)] * np.sqrt(np.maximum(length, 0.0) * inverse)
+        noiseless = self._most[np.ix_(means.classes, means.classes)] * np.sqrt(np.maximum(length, 0.0) * inverse)
         middle = np.maximum(length - self._total * (inverse + means.inverse), 0.0) / 2.0
-        least = among - squares + self._total * inverse + np.maximum(middle, surely)  # (K, K)
+        least = among - squares + self._total * inverse + np.maximum(middle, noiseless)  # (K, K)
         least[~(length > 0)] = np.inf
         turned = least.T.astype(np.float32)[:, None] + same.T
         holds_all = len(means.classes) == products.shape[2]  # then there is nothing to pick, and nothing is copied

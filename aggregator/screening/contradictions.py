@@ -209,10 +209,10 @@ def _spread(means: Sequence[Means], references: References, sure: NDArray[np.boo
     by_pair = np.full((len(means), count, count), np.nan)
     for index, (device_means, products) in enumerate(crossed(means, references)):
         moved = displacement(device_means, references, products, total, but=index)
-        away = np.abs(moved.chance)  # (K, R, C)
-        by_pair[index, device_means.classes] = _median_along(away, axis=1)
+        distances = np.abs(moved.chance)  # (K, R, C)
+        by_pair[index, device_means.classes] = _median_along(distances, axis=1)
         closest = np.argmax(moved.beyond, axis=2, keepdims=True)
-        nearest.append(_median(np.take_along_axis(away, closest, axis=2)))
+        nearest.append(_median(np.take_along_axis(distances, closest, axis=2)))
     usual = _median(np.array(nearest))
     if not np.isfinite(usual):
         return None
@@ -227,8 +227,8 @@ def _distances(device_means: Means, products: NDArray[np.float32], references: R
     squares = references.squares.T[device_means.classes]  # (K, R)
     inverse = references.inverse[:, device_means.classes].T.copy()
     inverse[:, but] = np.nan
-    away = squares + squares[:, but : but + 1] - 2.0 * same
-    return np.asarray(np.maximum(away, 0.0) / (device_means.inverse[:, None] + inverse))
+    distance = squares + squares[:, but : but + 1] - 2.0 * same
+    return np.asarray(np.maximum(distance, 0.0) / (device_means.inverse[:, None] + inverse))
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,9 +137,9 @@ class Server:
         coordinator.closing.patience_s, coordinator.closing.wake = _SHORT_S, self._link.wake
         self._receipts = Receipts(fleet, self._link, self._publisher, listener)
         self._handout = Handout(coordinator, self._link, address, fleet, listener, self._publisher)
-        away = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
+        wait = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
         line = (
-            None if blinded is None else HelperLine(blinded, self._link, fleet, seal=self._publisher.sealed, waits=away)
+            None if blinded is None else HelperLine(blinded, self._link, fleet, seal=self._publisher.sealed, waits=wait)
         )
         self._helper = line
         self._limit_bytes = coordinator.limit_bytes

@@ -114,12 +114,12 @@ class Service:
             StoreError, UsageError: the disk refuses, or the store is another fleet's or bundle's.
         """
         patience_s = math.inf if self.patience_s is None else self.patience_s
-        away, manager = StoreOutage(patience_s if self.worker else 0.0), ServiceManager()
+        outage, manager = StoreOutage(patience_s if self.worker else 0.0), ServiceManager()
         while True:
             try:
-                return self._serve(listener, on_summary, away)
+                return self._serve(listener, on_summary, outage)
             except StoreError as error:
-                wait_s = away.wait_s(error, time.monotonic())
+                wait_s = outage.wait_s(error, time.monotonic())
                 if wait_s is None:
                     raise
                 listener(StoreAway(str(error), wait_s))
@@ -128,23 +128,23 @@ class Service:
                 if self._stopping.wait(wait_s):
                     return self._summary
 
-    def _serve(self, listener: Listener, on_summary: OnSummary, away: StoreOutage) -> dict[str, Any]:
+    def _serve(self, listener: Listener, on_summary: OnSummary, outage: StoreOutage) -> dict[str, Any]:
         """From the store as it is, as after a kill: what is confirmed is in it, and what is not comes again."""
         roster = self._roster
         owner = (self.store, _together((roster.bundle, *roster.others)), self.fleet)
         if not self.worker:
             with DurableStore(*owner, extends=roster.shorter) as store:
-                return self._lead(store, listener, on_summary, away)
+                return self._lead(store, listener, on_summary, outage)
         if self._leadership is None:
             self._leadership = Leadership(owner, roster.shorter, self.settings, self._stopping)
         return self._leadership.serve(
-            lambda store: self._lead(store, listener, on_summary, away),
-            lambda store: self._worker(store, listener, away),
+            lambda store: self._lead(store, listener, on_summary, outage),
+            lambda store: self._worker(store, listener, outage),
             lambda: self._summary,
         )
 
-    def _worker(self, store: SharedStore, listener: Listener, away: StoreOutage) -> Worker:
-        away.opened()
+    def _worker(self, store: SharedStore, listener: Listener, outage: StoreOutage) -> Worker:
+        outage.opened()
 
         def core() -> Coordinator | SharedStanding:
             made = self._core(store)
@@ -160,10 +160,10 @@ class Service:
         return worker
 
     def _lead(
-        self, store: DurableStore, listener: Listener, on_summary: OnSummary, away: StoreOutage
+        self, store: DurableStore, listener: Listener, on_summary: OnSummary, outage: StoreOutage
     ) -> dict[str, Any]:
         roster, first = self._roster, self._roster.bundle
-        away.opened()
+        outage.opened()
         is_new_run, self.new_run = self.new_run, False
         if is_new_run:
             store.begin_new_run()

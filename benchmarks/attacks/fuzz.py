@@ -45,7 +45,7 @@ _DONE = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
 
 @dataclass
-class Told:
+class FuzzStatus:
     """What libFuzzer has said of a target so far."""
 
     runs: int = 0
@@ -55,13 +55,13 @@ class Told:
     processes: int = 0
 
 
-def fuzz(name: str, work: Path, *, runs: int, seconds: int, seed: int) -> Told:
+def fuzz(name: str, work: Path, *, runs: int, seconds: int, seed: int) -> FuzzStatus:
     """Attack one target; a crash ends libFuzzer's process, and another one goes on with the next seed.
 
     Args:
         runs, seconds: 0 for no limit; one of both is needed.
     """
-    told, began_s = Told(), time.monotonic()
+    told, began_s = FuzzStatus(), time.monotonic()
     corpus, seeds = work / name / "corpus", work / name / "seeds"
     for folder in (corpus, seeds):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def _kept(name: str) -> list[Path]:
     return [CORPUS / name] if (CORPUS / name).is_dir() else []
 
 
-def _one_process(name: str, options: dict[str, object], folders: list[Path], told: Told, log: Path) -> None:
+def _one_process(name: str, options: dict[str, object], folders: list[Path], told: FuzzStatus, log: Path) -> None:
     flags = [f"-{key}={value}" for key, value in options.items()]
     command = [sys.executable, str(RUNNER), name, *flags, *map(str, folders)]
     before, executed, last = told.runs, 0, log.with_name("last")

@@ -102,7 +102,7 @@ class Book:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class StoreContents:
     """What the aggregator's store holds.
 
     Attributes:
@@ -114,7 +114,7 @@ class Held:
     state: GlobalState | None
 
 
-def held(path: Path) -> Held:
+def store_contents(path: Path) -> StoreContents:
     """A store, while its aggregator runs."""
     with read_only(path, STORE) as db:
         (run,) = db.execute("SELECT value FROM meta WHERE name = 'run'").fetchone()
@@ -124,7 +124,7 @@ def held(path: Path) -> Held:
     for part in parts:
         assert isinstance(part, GlobalPart)
         state = collector.add(part) or state
-    return Held(bytes(run), {device: (number, payload) for device, number, payload in rows}, state)
+    return StoreContents(bytes(run), {device: (number, payload) for device, number, payload in rows}, state)
 
 
 def tally(path: Path) -> dict[str, int]:

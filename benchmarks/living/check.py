@@ -1,4 +1,4 @@
-"""What is lost, doubled or hung in a simulated month: journals, photos and stores compared. See living.py."""
+"""What is lost, doubled or hung in a simulated month: journals, photos and stores compared. See month.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.living.books import Book, Held, Integers, Naive, Sent, alike, held, rounds, sent
+from benchmarks.living.books import Book, Integers, Naive, Sent, StoreContents, alike, rounds, sent, store_contents
 
 COUNTS = ("committed", "duplicate")
 
 
-def compare_standing(books: Sequence[Book], store: Path, naive: Naive, last: bool) -> tuple[list[str], Held]:
+def compare_standing(books: Sequence[Book], store: Path, naive: Naive, last: bool) -> tuple[list[str], StoreContents]:
     """What is wrong, a line each, and what the store holds.
 
     Args:
         last: whether everybody who is there is up to date.
     """
-    found, there, faults = list[Integers](), held(store), list[str]()
+    found, there, faults = list[Integers](), store_contents(store), list[str]()
     for book in books:
         generation, payload = there.stands.get(book.name, (0, None))
         journal = sent(book.state, there.run) if book.has_journal else Sent(0, {})
@@ -60,7 +60,7 @@ def of_device(generation: int, payload: bytes | None, journal: Sent) -> tuple[by
     return payload if kept is None else kept, wrong
 
 
-def stands_as_photos(book: Book, there: Held, naive: Naive) -> bool:
+def stands_as_photos(book: Book, there: StoreContents, naive: Naive) -> bool:
     """Whether what stands of a device is of the photos that it has, as integers."""
     _, payload = there.stands.get(book.name, (0, None))
     return payload is not None and alike(naive.of_payload(payload), naive.of_photos(tuple(book.rows(naive.world))))
@@ -69,7 +69,7 @@ def stands_as_photos(book: Book, there: Held, naive: Naive) -> bool:
 def compare_rounds(books: Sequence[Book], store: Path, hung_s: float) -> list[str]:
     """What is wrong with a store of windows, a line each."""
     opened, contributions = rounds(store)
-    run, faults = held(store).run, list[str]()
+    run, faults = store_contents(store).run, list[str]()
     *before, newest = opened or [(0, time.time(), 0.0)]
     faults += [f"hung: window {number} never closed" for number, _, seconds in before if seconds is None]
     faults += [

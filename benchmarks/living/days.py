@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.living.books import Book, Held, Naive, held
+from benchmarks.living.books import Book, Naive, StoreContents, store_contents
 from benchmarks.living.check import compare_rounds, compare_standing, stands_as_photos
 from benchmarks.living.parts import COMMAND, Aggregator, Process, StalledError, Worker, broker, command, wait_for
 from benchmarks.living.photos import Owners, Photos
@@ -61,7 +61,7 @@ class Month:
         self._counted, self._traffic = dict[str, dict[str, Any]](), Counter[str]()
         self._told_traffic = set[int]()
         self._due, self._serial = list[tuple[float, int, Event]](), itertools.count()
-        self.held: Held | None = None
+        self.held: StoreContents | None = None
 
     def _make_parts(self) -> None:
         folder, logs, day_s = self.folder, self.folder / "logs", self.day_s
@@ -295,7 +295,7 @@ class Month:
         """On a busy machine it may not have come so far."""
 
         def stands() -> bool:
-            return held(self.folder / "living.sqlite").stands.get(book.name, (0, None))[1] is not None
+            return store_contents(self.folder / "living.sqlite").stands.get(book.name, (0, None))[1] is not None
 
         def turn() -> None:
             for name in list(self._away):

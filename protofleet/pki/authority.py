@@ -102,7 +102,7 @@ class Office:
             raise UsageError(name, expected="one that has no certificate", got="one that has", hint=hint)
         self.book.members[name] = member
         if has_one:
-            self._settle()
+            self._write_files()
         else:
             self._issue(name)
         return not has_one
@@ -162,7 +162,7 @@ class Office:
         for certificate in self.book.issued:
             if certificate.name in revoked_names and certificate.revoked is None:
                 certificate.revoked = self._now
-        self._settle()
+        self._write_files()
 
     def renew(self, name: str) -> None:
         """Give a member a new key and certificate. The one before stays valid until it expires.
@@ -180,7 +180,7 @@ class Office:
 
     def renew_lists(self) -> None:
         """Sign the revocation lists again."""
-        self._settle()
+        self._write_files()
 
     # ── the authority ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,7 +194,7 @@ class Office:
             hint = "protofleet pki rotate-ca --finish, when all have been renewed"
             raise UsageError("rotate-ca", expected="one authority", got="two: a rotation has begun", hint=hint)
         self.book.authorities.append(_make_authority(self.directory, self._now, days))
-        self._settle()
+        self._write_files()
 
     def finish_rotation(self, *, leave_behind: bool = False) -> list[str]:
         """Drop the old authority; returns the members that are shut out by that.
@@ -215,7 +215,7 @@ class Office:
             raise UsageError("rotate-ca --finish", expected="that all have been renewed", got=f"not {some}", hint=hint)
         self._issue(names.BROKER, self.book.authorities[-1])
         self.book.authorities.pop(0)
-        self._settle()
+        self._write_files()
         self._tidy()
         return left
 
@@ -303,9 +303,9 @@ class Office:
         )
         write_book(self.directory, self.book)
         write_secret(self.file(name), pem)
-        self._settle()
+        self._write_files()
 
-    def _settle(self) -> None:
+    def _write_files(self) -> None:
         """Write the revocation lists, the book, and the files that follow from it.
 
         The lists are written first. If the command is killed in between, the book is behind them, and the next command
