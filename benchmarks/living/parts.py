@@ -1,4 +1,4 @@
-"""The processes of a simulated month: a broker, aggregators, workers with devices, whole devices. See living.py.
+"""The processes of a simulated month: a broker, aggregators, workers with devices, whole devices. See month.py.
 
 Every one of them can be killed with SIGKILL and started again; none may end by itself.
 """

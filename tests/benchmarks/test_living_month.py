@@ -95,9 +95,9 @@ def test_the_naive_integers_are_those_of_the_canonical_sums() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["ffc", "ncm"])
 def test_a_tiny_month(tmp_path: Path, method: str) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "living.py"), "--days", "3", "--devices", "6"]
+    command = [sys.executable, "-m", "benchmarks.living.month", "--days", "3", "--devices", "6"]
     told = ["--day-seconds", "8", "--method", method, "--keep", str(tmp_path / "month"), "--json", str(tmp_path / "j")]
-    done = subprocess.run([*command, *told], capture_output=True, text=True, timeout=580)
+    done = subprocess.run([*command, *told], cwd=ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "j").read_text())
     assert (found["faults"], [day["exact"] for day in found["by_day"]]) == ([], [True] * 3)
