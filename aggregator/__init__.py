@@ -1,8 +1,11 @@
 """The server: rounds, durable store and the embedded broker.
 
-What is exported here is pure: values in, values out, no sockets and no files. A simulation drives the same code. The
-server around it is `protofleet.aggregator.server.server`, its commands are in
-`protofleet.aggregator.commands`.
+A contribution's way: `server` has the process and its loop; `ingest` decides on a message, with `enrolment` for who may
+speak; `coordinators` join it with `store`, `rounds` and `merging`, after `screening`; receipts go back. `workers` do so
+beside each other, `helper` opens blinded sums, `rollout` has a roll-out's stages. `monitoring` and `metrics` tell how
+it goes; `commands` are the operator's; `database` is a file or a server.
+
+What is exported here is pure: values in, values out, no sockets and no files. A simulation drives the same code.
 """
 
 if __name__ != "protofleet.aggregator":

@@ -1,4 +1,12 @@
-"""The device: runs a bundle, trains on ONNX Runtime, summarises, publishes, survives power cuts."""
+"""The device: runs a bundle, trains on ONNX Runtime, summarises, publishes, survives power cuts.
+
+A round's way: `run` is the process; `messages` come in, and `rounds` says what they ask for; `device` computes, with
+`training` on `data`; `privacy` says what may leave, and records it; `journal` makes it durable; `messages` sends it.
+
+Beside it: `standing` is the same without rounds, `rollout` changes the bundle, `trials` tries what is relied on,
+`identity` signs and trusts, `answers` answers about photos, `hardware` is the board; `settings` are those of
+`protofleet client`.
+"""
 
 if __name__ != "protofleet.edge_client":
     raise ImportError(

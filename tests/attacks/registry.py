@@ -44,5 +44,5 @@ class Target:
 
 def load(name: str) -> Target:
     """A target, its module and what that attacks imported now."""
-    found = importlib.import_module(f"tests.attacks.target_{name}")
+    found = importlib.import_module(f"tests.attacks.targets.{name}")
     return Target(name, found.run, found.seeds, found.LONGEST_BYTES)

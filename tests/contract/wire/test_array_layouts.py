@@ -14,7 +14,7 @@ from protofleet.contract.wire import codec
 from protofleet.contract.wire.array_layouts import MAX_ITEMS, Layout, arrays_in
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.messages import ClassRows, Contribution
-from tests.attacks.target_wire import frozen_messages
+from tests.attacks.targets.wire import frozen_messages
 
 RUN = b"\x01\x02\x03\x04"
 CONTRIBUTIONS = [payload for payload in frozen_messages() if isinstance(decode(payload), Contribution)]

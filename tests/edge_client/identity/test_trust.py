@@ -30,7 +30,7 @@ from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.messages.presence import Presence
 from protofleet.edge_client.rounds.patience import Patience
 from protofleet.edge_client.settings import read_settings
-from tests.attacks.target_inbox import KEYS, Scene
+from tests.attacks.targets.inbox import KEYS, Scene
 
 FLEET, DEVICE = "fleet", "pi-1"
 AGGREGATOR, OWN, HOSTILE = Signer(bytes(range(32))), Signer(b"o" * 32), Signer(bytes(32))

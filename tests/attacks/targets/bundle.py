@@ -27,7 +27,7 @@ from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 4096
 MEMBERS = ("manifest.json", "features.onnx", "train_step.onnx", "params.safetensors", "vectors.safetensors")
-_SAMPLES = Path(__file__).parents[1] / "files"
+_SAMPLES = Path(__file__).parents[2] / "files"
 
 
 def run(data: bytes) -> None:

@@ -16,7 +16,7 @@ from tests.attacks.promises import is_one_line
 
 LONGEST_BYTES = 4096
 EXACT = ("f64", "f32", "f16")  # int8 rounds again: its scale comes of the numbers
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 
 
 def run(data: bytes) -> None:

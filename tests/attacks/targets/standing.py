@@ -1,6 +1,6 @@
 """Stores of standing sums and of blinded rounds that somebody has changed: refused in one line, or gone on from.
 
-Beside what `target_store.py` has: sums that stand, orders, keys and invitations, shares with their seeds, and a set
+Beside what `store.py` has: sums that stand, orders, keys and invitations, shares with their seeds, and a set
 that the helper is asked for.
 """
 
