@@ -24,6 +24,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     nothing_made = shutil.ignore_patterns("__pycache__", ".*", "build", "dist", "*.egg-info", "tests", "results")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=nothing_made)
+    (folder / "source" / "protofleet-demo").mkdir(exist_ok=True)  # as the demo leaves it in a checkout
+    (folder / "source" / "protofleet-demo" / "report.py").touch()
     before = folder / "source" / "build" / "lib" / "contract" / "__init__.py"  # what building version 0.1 left there
     before.parent.mkdir(parents=True)
     before.touch()
