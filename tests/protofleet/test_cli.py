@@ -221,3 +221,11 @@ def failed(*words: str) -> subprocess.CompletedProcess[str]:
     done = run(*words)
     assert done.returncode == 2, done.stderr
     return done
+
+
+def test_a_module_of_ours_that_is_missing_is_no_package_to_install() -> None:
+    """It is a fault of ours, and no extra brings it."""
+    ours = ModuleNotFoundError("No module named 'protofleet.lab.gone'", name="protofleet.lab.gone")
+    assert cli._missing_package("lab", ours) is ours
+    theirs = ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert "needs a package that is not installed, expected torch" in str(cli._missing_package("lab", theirs))
