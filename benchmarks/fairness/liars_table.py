@@ -29,8 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fairness import liars_trained
-from benchmarks.fairness import one_liar as attacks
+from benchmarks.fairness import liars_trained, one_liar
 from benchmarks.fairness.liars import LIES, SPREADS, SQUARES, Fleet, Guard, Lie, Named, round_of, show, statistic
 from benchmarks.heads.frozen_features import trained
 from protofleet.contract.methods import method as method_of
@@ -119,8 +118,8 @@ def fedproto(seeds: int, rounds: int, samples: int, data: str) -> Iterator[Row]:
 
 def issue(rounds: int, samples: int) -> Iterator[Row]:
     with TemporaryDirectory() as folder:
-        fleet = attacks.prepare(samples, Path(folder))
-        for lie, by_column, stopped in attacks.by_rule(fleet, rounds):
+        fleet = one_liar.prepare(samples, Path(folder))
+        for lie, by_column, stopped in one_liar.by_rule(fleet, rounds):
             accuracy = {column: [right] for column, right in by_column.items()}
             yield {"table": "fedproto, one of five from round 2 on", "lie": lie, "liars": int(lie != "nobody lies"),
                    "accuracy": accuracy, "named": stopped or "nobody"}  # fmt: skip

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from protofleet.contract.errors import ExportError
-from protofleet.export.graphs import blocked_kernels as lanes
-from protofleet.export.graphs import depthwise
+from protofleet.export.graphs import blocked_kernels, depthwise
 from protofleet.export.graphs.bilinear import Bilinear
 from protofleet.export.graphs.windows import Window, fold, tap_matrix, taps
 from protofleet.export.operators import pointwise
@@ -57,7 +56,7 @@ class _Conv:
 
     def in_lanes(self, e: Emitter) -> bool:
         """Whether its samples are the lanes of a blocked operator."""
-        return bool(e.graph.lanes) and lanes.suits(self.window)
+        return bool(e.graph.lanes) and blocked_kernels.suits(self.window)
 
     @property
     def is_pointwise(self) -> bool:
@@ -116,7 +115,7 @@ def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, 
     if conv.is_pointwise and conv.window.stride == (1, 1):
         return pointwise.forward(e, x, w, bias, out)
     if conv.is_depthwise and conv.in_lanes(e):
-        y = lanes.forward(e.graph, e.rows(x), e.plain(w), conv.batch, conv.inputs, conv.window)
+        y = blocked_kernels.forward(e.graph, e.rows(x), e.plain(w), conv.batch, conv.inputs, conv.window)
         return Rows(e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1))) if bias is not None else y)
     if conv.is_pointwise:
         y = e.op("MatMul", _matrix(e, w), _strided_rows(e, x, conv))
@@ -212,7 +211,7 @@ def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
             return ChannelMajor(conv.bilinear.input_gradient(e.graph, e.channel_major(grad), e.plain(w)))
         return conv.bilinear.input_gradient(e.graph, e.plain(grad), e.plain(w))
     if conv.is_depthwise and conv.in_lanes(e):
-        return Rows(lanes.input_gradient(e.graph, e.rows(grad), e.plain(w), conv.batch, conv.inputs, window))
+        return Rows(blocked_kernels.input_gradient(e.graph, e.rows(grad), e.plain(w), conv.batch, conv.inputs, window))
     if conv.is_depthwise:
         flat = depthwise.input_gradient(e.graph, e.channel_major(grad), e.plain(w), conv.batch, conv.inputs, window)
         return ChannelMajor(e.graph.reshape(flat, shape))
@@ -256,7 +255,7 @@ def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -
         order = e.channel_major if conv.bilinear.is_channel_major else e.plain
         return conv.bilinear.weight_gradient(graph, order(grad), order(x))
     if conv.is_depthwise and conv.in_lanes(e):
-        flat = lanes.weight_gradient(graph, e.rows(grad), e.rows(x), conv.batch, conv.inputs, window)
+        flat = blocked_kernels.weight_gradient(graph, e.rows(grad), e.rows(x), conv.batch, conv.inputs, window)
         return graph.reshape(flat, w.shape)
     if conv.is_depthwise:
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofleet.export.graphs import blocked_kernels as lanes
+from protofleet.export.graphs import blocked_kernels
 from protofleet.export.graphs.graph_builder import Graph
 from protofleet.export.graphs.values import ChannelMajor, Form, Rows, Value
 
@@ -52,7 +52,7 @@ class Emitter:
         if value.channel_major is None:
             b, c, *plane = value.shape
             if value.is_in_rows:
-                value.channel_major = lanes.to_channel_major(self.graph, self.rows(value), value.shape)
+                value.channel_major = blocked_kernels.to_channel_major(self.graph, self.rows(value), value.shape)
             else:
                 value.channel_major = self.swap(self.plain(value), b, c, plane)
         return value.channel_major
@@ -66,7 +66,7 @@ class Emitter:
             elif value.unscaled is not None and value.factor is not None:
                 value.rows = self.affine(value.unscaled, value.factor, self.filled(c, 0.0), c)
             else:
-                value.rows = lanes.to_rows(self.graph, self.channel_major(value), value.shape)
+                value.rows = blocked_kernels.to_rows(self.graph, self.channel_major(value), value.shape)
         return value.rows
 
     def affine(self, rows: str, scale: str, shift: str, count: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from protofleet.export.graphs import blocked_kernels as lanes
+from protofleet.export.graphs import blocked_kernels
 from protofleet.export.modules import norms, preprocess  # noqa: F401  they register protofleet::batch_norm and protofleet::preprocess
 from protofleet.export.operators.emitter import Emitter
 from protofleet.export.operators.translation import Meta, Rows, Value, refusal, translates
@@ -53,9 +53,9 @@ def _row_sums(e: Emitter, rows: str, weights: str, sizes: tuple[int, int, int]) 
     """
     channels, batch, positions = sizes
     if positions >= _MANY_POSITIONS:
-        by_sample = lanes.sums_by_sample(e.graph, rows, *sizes)
+        by_sample = blocked_kernels.sums_by_sample(e.graph, rows, *sizes)
         return e.graph.reshape(e.op("MatMul", by_sample, weights), (channels,))
-    column = e.graph.reshape(lanes.by_position(e.graph, weights, batch, positions), (batch * positions, 1))
+    column = e.graph.reshape(blocked_kernels.by_position(e.graph, weights, batch, positions), (batch * positions, 1))
     return e.graph.reshape(e.op("MatMul", rows, column), (channels,))
 
 
@@ -128,7 +128,7 @@ def _batch_norm_backward(
         inner = e.op("Add", go, e.graph.reshape(pull, (1, channels, batch * positions)))
     else:
         pull = e.affine(centred, along, grad_bias, channels)
-        inner = e.op("Sub", go, e.op("Mul", pull, lanes.by_position(e.graph, shares, batch, positions)))
+        inner = e.op("Sub", go, e.op("Mul", pull, blocked_kernels.by_position(e.graph, shares, batch, positions)))
     outer = e.op("Mul", e.plain(weight), root)
     if len(x.shape) == 4:
         return Value(x.shape, x.dtype, unscaled=inner, factor=outer), grad_weight, grad_bias

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from protofleet.contract.errors import UsageError
-from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
+from protofleet.hw_profiles.accelerator.dataflows import Dataflow, dataflow_named
 from protofleet.hw_profiles.workload.model import Gemm
 
 __all__ = ["Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
@@ -49,8 +49,7 @@ def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataf
 
     Source: docs/hardware.md; equal to SCALE-Sim 3.0.0.
     """
-    _check(m, n, k, rows, cols, dataflow)
-    folds, fold_cycles = dataflow_named(dataflow).folds(m, n, k, rows, cols)
+    folds, fold_cycles = _checked(m, n, k, rows, cols, dataflow).folds(m, n, k, rows, cols)
     return folds * fold_cycles - 1
 
 
@@ -66,8 +65,7 @@ def sram_traffic(
 
     Source: docs/hardware.md.
     """
-    _check(m, n, k, rows, cols, dataflow)
-    return dataflow_named(dataflow).sram_traffic(m, n, k, rows, cols)
+    return _checked(m, n, k, rows, cols, dataflow).sram_traffic(m, n, k, rows, cols)
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,9 @@ def _place(gemm: Gemm, channels: int, rows: int, cols: int, dataflow: str) -> Pl
     return Placed(m, n, k, count, count * cycles, count * (first + second), count * written, channels)
 
 
-def _check(m: int, n: int, k: int, rows: int, cols: int, dataflow: str) -> None:
+def _checked(m: int, n: int, k: int, rows: int, cols: int, dataflow: str) -> Dataflow:
+    """The dataflow of that name, for sizes that can be."""
     for name, size in {"m": m, "n": n, "k": k, "rows": rows, "cols": cols}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"systolic array: {name}", expected="a positive integer", got=repr(size))
-    dataflow_named(dataflow)
+    return dataflow_named(dataflow)
