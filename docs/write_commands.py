@@ -32,6 +32,18 @@ Every command and option, as `--help` prints them; written by `python docs/write
 
 Exit codes: 0 done, 1 failed while running, 2 used wrongly or given bad input, 130 interrupted. An error is one line on
 standard error: `error: what, expected …, got …, try …`.
+
+`client`, `aggregate`, `gateway`, `helper`, `broker` and `predict` take each option from three places; the
+later one wins:
+
+1. `--config FILE.toml`, with the options' names as keys, without the dashes in front and with _ for -:
+   `min_clients = 5`;
+2. the environment, as `PROTOFLEET_<COMMAND>_<NAME>`, with commas between several values:
+   `PROTOFLEET_AGGREGATE_STORE=postgresql://user:password@host/db`. Whoever lists processes does not see it;
+3. the command line.
+
+`--print-config` writes what then holds, as such a file, and ends. Tokens, and users and passwords in URLs, are left
+out; the file says where. What holds for one start only, such as `--take-over`, is on the command line alone.
 """
 
 

@@ -1,127 +1,163 @@
-"""The client's settings: from the command line, from a TOML file, or from both, the command line winning.
-
-The file has the options' names as keys, without the dashes in front and with _ for -:
-
-    bundle = "fashion.bundle"
-    broker = "mqtts://broker.example:8883"
-    id     = "pi-3"
-    data   = "/var/lib/camera/labelled"
-    state  = "/var/lib/protofleet"
-
-A key that is no option is refused, and the nearest options are named: a misspelt key that is silently ignored is a
-device that does something else than its owner thinks.
-"""
+"""The settings of a device: of `protofleet client`, and of what it does in a program (`protofleet.Device`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
+from dataclasses import dataclass
+from typing import Annotated
 
 from protofleet.contract.console.sizes import read_size
-from protofleet.contract.console.verbosity import check_loudness
-from protofleet.contract.errors import UsageError, near_names
-from protofleet.contract.files.atomic_files import read_toml
+from protofleet.contract.errors import UsageError
+from protofleet.contract.files.json_output import JSON_HELP
 from protofleet.contract.identity.tokens import read_token
-from protofleet.contract.printable import undisclosed_if_url
-from protofleet.contract.wire.topics import check_device, check_id
-from protofleet.edge_client.hardware.providers import check_provider
+from protofleet.contract.methods import LOAD_HELP
+from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
+from protofleet.contract.settings.options import Option
+from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
 
-__all__ = ["ClientConfig", "read_settings"]
-
-
-class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One client's settings; see `protofleet client --help` for each."""
-
-    bundle: str
-    broker: str
-    id: str
-    state: str
-    data: str = ""
-    fleet: str = "fleet"
-    test: str | None = None
-    hold_out: float | None = None
-    report_accuracy: bool | None = None
-    tell_drift: bool | None = None
-    activations: int = 1024
-    threads: int = 1
-    memory_limit: str | None = None
-    micro_batch: int | None = None
-    provider: str = "auto"
-    portable_step: bool = False
-    until_finished: bool = False
-    patience: float | None = None
-    keepalive: int = 60
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    trust: str | tuple[str, ...] | None = None
-    identity: str | None = None
-    token: str | None = None
-    helper_key: str | None = None
-    rollout: bool = True
-    policy: str | None = None
-    accept_looser_policy: bool = False
-    method: str | None = None
-    withdraw: bool = False
-    json: str | None = None
-    quiet: bool = False
-    verbose: bool = False
+__all__ = ["ClientSettings"]
 
 
-def read_settings(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
-    """The settings of a TOML file, if there is one, overridden by the options that were given (not None).
-
-    Raises:
-        UsageError: the file cannot be read, a key is unknown, a value is of the wrong kind or missing.
-    """
-    values: dict[str, Any] = {} if file is None else _settings_of(file)
-    values |= {name: value for name, value in options.items() if value is not None}
-    where = "protofleet client" if file is None else f"protofleet client with {file}"
-    needed = (
-        ("bundle", "broker", "id", "state") if values.get("withdraw") else ("bundle", "broker", "id", "data", "state")
-    )
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise UsageError(where, expected=" and ".join(f"--{name}" for name in missing), got="none", hint="--help")
-    try:
-        config = msgspec.convert(values, ClientConfig)
-    except msgspec.ValidationError as error:
-        raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
-    check_loudness(config.quiet, config.verbose)
-    check_device(config.id, "--id")
-    check_id(config.fleet, "--fleet")
-    check_provider(config.provider)
-    if config.memory_limit is not None:
-        read_size(config.memory_limit, "--memory-limit")
-    if config.trust is not None and not (config.trust and all(config.trust)):  # which would be to believe everybody
-        raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
-    if config.token is not None:
-        read_token(config.token)
-    limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
-    limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
-    limits += [] if config.micro_batch is None else [("micro-batch", config.micro_batch, 1, 4095)]
-    limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]
-    limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
-    for name, value, low, high in limits:
-        if not low <= value <= high:
-            raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
-    if config.test is not None and config.hold_out:
-        raise UsageError(
-            "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
-        )
-    return config
+def _provider(label: str, value: str) -> str:
+    check_provider(value)
+    return value
 
 
-def _settings_of(file: str) -> dict[str, Any]:
-    values = read_toml(file, f"--config {file}")
-    known = ClientConfig.__struct_fields__
-    if "accept_looser_policy" in values:
-        got = "accept_looser_policy in the file"
-        raise UsageError(f"--config {file}", expected="--accept-looser-policy on the command line, once", got=got)
-    for name in values:
-        if name not in known:
-            got, hint = undisclosed_if_url(name), near_names(name, known)
-            raise UsageError(f"--config {file}: unknown key", expected="an option's name", got=got, hint=hint)
-    return values
+def _size(label: str, value: str) -> str:
+    read_size(value, label)
+    return value
+
+
+def _token(label: str, value: str) -> str:
+    read_token(value)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
+    """One device's settings."""
+
+    bundle: Annotated[str, Option("The fleet's bundle file.")]
+    id: Annotated[str, Option("This device's id: a-z, 0-9 and -, unique in the fleet.", check=checked_device)]
+    state: Annotated[str, Option("Directory for weights and outbox; survives restarts.")]
+    data: Annotated[
+        str,
+        Option(
+            "Labelled images: a folder per class, a .csv of path,label, a .npz of x and y, parquet. "
+            "Required, but with --withdraw."
+        ),
+    ] = ""
+    test: Annotated[str | None, Option("Labelled images to test with after each round.")] = None
+    hold_out: Annotated[
+        float | None,
+        Option(
+            "Share of --data kept from training to test with, 0 for none.",
+            low=0.0,
+            high=0.5,
+            absent="0.1; 0 with --test",
+        ),
+    ] = None
+    report_accuracy: Annotated[
+        bool | None,
+        Option("Tell the aggregator how many are named right.", absent="without noise or helper"),
+    ] = None
+    tell_drift: Annotated[
+        bool | None,
+        Option("Tell the aggregator how unlike earlier photos new ones are.", absent="without noise or helper"),
+    ] = None
+    activations: Annotated[
+        int,
+        Option(
+            "Disk for what a frozen trunk makes of the photos, where only the tail is trained.",
+            low=0,
+            high=1e9,
+            metavar="MB",
+        ),
+    ] = 1024
+    threads: Annotated[int, Option("Threads for training.", low=1, high=256)] = 1
+    memory_limit: Annotated[
+        str | None,
+        Option(
+            "Memory that this process may take, e.g. 400MB: train in parts where that fits, or refuse the bundle.",
+            check=_size,
+            metavar="SIZE",
+        ),
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        Option(
+            "Train each batch in parts of N, which the bundle was exported with.",
+            low=1,
+            high=4095,
+            metavar="N",
+            absent="only where memory asks",
+        ),
+    ] = None
+    provider: Annotated[str, Option(PROVIDER_HELP, check=_provider)] = "auto"
+    portable_step: Annotated[bool, Option("Try no other form of the training step that the bundle may hold.")] = False
+    until_finished: Annotated[bool, Option("End with the run, instead of waiting for the next one.")] = False
+    patience: Annotated[
+        float | None,
+        Option(
+            "Seconds to wait for a broker at the start.", low=0.1, high=1e6, absent="for ever; 60 with --until-finished"
+        ),
+    ] = None
+    keepalive: Annotated[
+        int,
+        Option(
+            "Seconds after which an idle connection says that it is there; the broker misses this device after half "
+            "as much again.",
+            low=10,
+            high=3600,
+        ),
+    ] = 60
+    trust: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Ed25519 public key file, again for each further key; refuse bundles and messages that none of them signed."
+        ),
+    ] = None
+    identity: Annotated[
+        str | None,
+        Option(
+            "Ed25519 private key file that this device signs with.",
+            metavar="KEY",
+            absent="its own, once --token made one",
+        ),
+    ] = None
+    token: Annotated[
+        str | None,
+        Option("One-time token of protofleet fleet invite: enrol this device with its key.", check=_token, secret=True),
+    ] = None
+    helper_key: Annotated[
+        str | None,
+        Option("Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
+    ] = None
+    rollout: Annotated[
+        bool,
+        Option("Go over to bundles that the aggregator rolls out.", absent="where a key is trusted"),
+    ] = True
+    policy: Annotated[
+        str | None,
+        Option("TOML file of what this device may release, whatever the fleet asks for.", metavar="FILE"),
+    ] = None
+    accept_looser_policy: Annotated[
+        bool,
+        Option(
+            "Start although the policy lets more be released than at the last start, and remember its terms.",
+            only_typed=True,
+        ),
+    ] = False
+    method: Annotated[str | None, Option(LOAD_HELP)] = None
+    withdraw: Annotated[
+        bool, Option("Take this device's sums out of the standing ones, and end; no --data.", only_typed=True)
+    ] = False
+    json: Annotated[str | None, Option(JSON_HELP.format("a summary at the end"))] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.trust is not None and not (self.trust and all(self.trust)):  # which would be to believe everybody
+            raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
+        if self.test is not None and self.hold_out:
+            raise UsageError(
+                "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
+            )

@@ -15,28 +15,37 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.bundle.bundle_file import Manifest, read_bundle
+from protofleet.contract.bundle.shipped_extractor import PHOTOS, photos_bundle
 from protofleet.contract.console.interrupt import interruptible
 from protofleet.contract.console.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
 from protofleet.contract.identity.signing_keys import read_private_key
 from protofleet.contract.methods import METHOD_HELP, Head
 from protofleet.contract.methods import method as known_method
+from protofleet.contract.names import known
 from protofleet.export.backbones.backbone_names import check_backbone_name, check_weights_name
 from protofleet.export.bundles.class_names import check_names
 from protofleet.export.bundles.extend import Extension, extend_bundle
+from protofleet.export.bundles.fleet_bundle import FleetBundle, fleet_bundle
 
 __all__ = ["export_command", "read_shape"]
 
-BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable."
+BACKBONE_HELP = (
+    "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable; "
+    "without torch: photos, the shipped extractor, or that of a FILE.bundle."
+)
 TRAIN_FROM_HELP = "Train this layer and what comes after it; what lies before it is frozen.  [default: all is trained]"
 EXTEND_HELP = "Add --classes +NAME,… to this bundle, whose extractor and method stay as they are."
 BLOCKS_HELP = "Train the last K blocks of the network; what lies before them is frozen."
 FOR_X86_HELP = "Add forms of the training step that x86 devices try, and take where they are faster."
+FOR_KERNELS_HELP = "Add the form of the training step that devices with protofleet-kernels try."
 MICRO_HELP = "Also graphs that train a batch in parts of N, for devices with little memory.  [default: none]"
+HALF_HELP = "Store the weights as float16, which halves the bundle; for methods that train nothing."
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 
+# arguments: each is an option, as typer reads them
 def export_command(
     classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…; with --extend: +hamster,…")],
     out: Annotated[str, typer.Option(help="The bundle to write.")],
@@ -54,7 +63,9 @@ def export_command(
     trainable_blocks: Annotated[int | None, typer.Option(metavar="K", help=BLOCKS_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Batch of the training step.  [default: 16]")] = None,
     for_x86: Annotated[bool | None, typer.Option("--for-x86", help=FOR_X86_HELP)] = None,
+    for_kernels: Annotated[bool | None, typer.Option("--for-kernels", help=FOR_KERNELS_HELP)] = None,
     micro_batch: Annotated[int | None, typer.Option(metavar="N", help=MICRO_HELP)] = None,
+    half_weights: Annotated[bool | None, typer.Option("--half-weights", help=HALF_HELP)] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
     ] = None,
@@ -93,6 +104,21 @@ def export_command(
         missing = "--backbone" if backbone is None else "--method"
         raise UsageError(missing, expected="a value", got="none", hint="protofleet export --help")
     known_method(method)  # before torch, which takes seconds, as all that follows
+    if is_bundle(backbone):
+        _refuse_beside_bundle(given)
+        source = read_bundle(photos_bundle() if backbone == PHOTOS else backbone)
+        written = fleet_bundle(
+            source,
+            _labels(classes),
+            _writable(out),
+            method_name=method,
+            hyper=_pairs(set or []),
+            provenance=provenance,
+            bundle_version=1 if bundle_version is None else bundle_version,
+            private_key=None if sign is None else read_private_key(sign),
+        )
+        _tell_fleet_bundle(written, backbone, console)
+        return
     check_backbone_name(backbone)
     if weights is not None:
         check_weights_name(weights, backbone)
@@ -114,7 +140,9 @@ def export_command(
         "train_from": train_from,
         "trainable_blocks": trainable_blocks,
         "for_x86": bool(for_x86),
+        "for_kernels": bool(for_kernels),
         "micro_batch": micro_batch or 0,
+        "half_weights": bool(half_weights),
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console.print("loading torch", style="dim")
@@ -140,6 +168,34 @@ def _refuse_beside_extend(given: dict[str, object]) -> None:
     for name in (name for name, value in given.items() if name not in own and value is not None):
         option = f"--{name.replace('_', '-')}"
         raise UsageError(f"{option} with --extend", expected="one of them", got="both: all but classes stays as it is")
+
+
+def is_bundle(backbone: str) -> bool:
+    """Whether `--backbone` names a bundle whose extractor is taken."""
+    return backbone == PHOTOS or backbone.endswith(".bundle")
+
+
+def _refuse_beside_bundle(given: dict[str, object]) -> None:
+    """The extractor is there already: nothing of it can be chosen."""
+    own = ("backbone", "method", "classes", "out", "set", "provenance", "bundle_version", "sign", "quiet", "verbose")
+    for name in (name for name, value in given.items() if name not in own and value is not None):
+        option, backbone = f"--{name.replace('_', '-')}", given["backbone"]
+        raise UsageError(option, expected=f"none with --backbone {backbone}", got="one: the extractor stays as it is")
+
+
+def _tell_fleet_bundle(written: FleetBundle, backbone: str, console: Console) -> None:
+    m, path = written.manifest, written.path
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "bundle": f"{path}  {path.stat().st_size / 1e6:.2f} MB  sha256 {written.sha256.hex()[:12]}…",
+        "extractor": f"{m.extractor[:12]}… of {backbone}",
+        "method": f"{m.method}, C = {m.classes}, D = {m.features}",
+        "weights": m.provenance,
+        "images": "{}x{}x{}".format(*m.input_shape),
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
+    console.print(table)
 
 
 def _added(text: str) -> list[str]:
@@ -251,10 +307,8 @@ def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         raise UsageError(option, expected="numbers separated by commas", got=text, hint=f"{option} 0.5") from None
 
 
-def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise UsageError(option, expected=" or ".join(known), got=value, hint=near_names(value, known))
-    return value
+def _one_of(option: str, value: str | None, names: tuple[str, ...]) -> str | None:
+    return None if value is None else known(names, value, option)
 
 
 def _seed(seed: int) -> int:

@@ -13,10 +13,12 @@ from protofleet.contract.console.tables import show_table
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
-from protofleet.hw_profiles.accelerator.dataflows import dataflow_names
+from protofleet.contract.names import listed
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
 from protofleet.hw_profiles.accelerator.round_cost import Setting
+from protofleet.hw_profiles.accelerator.rtl_files import rtl_array, write_rtl
 from protofleet.hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
-from protofleet.hw_profiles.accelerator.simulate import array_of
+from protofleet.hw_profiles.accelerator.simulate import array_of, check_buildable
 from protofleet.hw_profiles.devices.schema import find_device, load_devices
 from protofleet.hw_profiles.memory.liveness import batch_text
 from protofleet.hw_profiles.reports.cost_page import cost_page
@@ -28,6 +30,7 @@ from protofleet.hw_profiles.units import size, time_text
 __all__ = ["cost_command"]
 
 
+# arguments: each is an option, as typer reads them
 def cost_command(
     target: Annotated[
         str, typer.Argument(metavar="F.bundle|BACKBONE", help="a bundle, or one of SphereFed's backbones")
@@ -37,7 +40,7 @@ def cost_command(
     batch: Annotated[int | None, typer.Option(help="B; default the bundle's, or 64")] = None,
     classes: Annotated[int | None, typer.Option(help="C; default the bundle's, or 100")] = None,
     side: Annotated[int | None, typer.Option(help="input side of a named backbone; default 32")] = None,
-    dataflow: Annotated[str, typer.Option(help=f"{dataflow_names()}: what stays in the cells")] = "os",
+    dataflow: Annotated[str, typer.Option(help=f"{listed(DATAFLOWS)}: what stays in the cells")] = "os",
     depthwise: Annotated[str, typer.Option(help="per-channel, as SCALE-Sim, or packed side by side")] = "per-channel",
     precision: Annotated[str, typer.Option(help="fp32, bf16 or int8")] = "fp32",
     rows: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
@@ -49,6 +52,7 @@ def cost_command(
     json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
     scalesim_csv: Annotated[Path | None, typer.Option(help="write SCALE-Sim's topology of the step's products")] = None,
+    rtl: Annotated[Path | None, typer.Option(help="write the array as Verilog with a test bench to a folder")] = None,
 ) -> None:
     """What training and inference cost on a systolic-array accelerator: cycles, memory, traffic, by method."""
     for name, value in (("--samples", samples), ("--epochs", epochs)):
@@ -62,6 +66,8 @@ def cost_command(
     array = array_of(board, dataflow=dataflow, depthwise=depthwise, precision=precision)
     changes = {name: value for name, value in (("rows", rows), ("cols", cols), ("mhz", mhz)) if value is not None}
     array = replace(array, **changes)  # type: ignore[arg-type]
+    check_buildable(array, device)
+    verilog = rtl_array(array) if rtl is not None else None
     subject = load_subject(target, classes=classes, side=side, batch=batch)
     setting = Setting(samples, epochs, subject.batch)
     report = cost_report(subject, array, device=device, setting=setting, capacity_bytes=board.memory.usable_bytes)
@@ -71,6 +77,8 @@ def cost_command(
     if scalesim_csv is not None:
         text = topology_text(topology_rows(step_cost(subject, array).layers))
         write_text(scalesim_csv, text, option="--scalesim-csv")
+    if rtl is not None and verilog is not None:
+        write_rtl(rtl, verilog)
     _show(report, beside(json_file))
 
 

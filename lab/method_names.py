@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from protofleet.contract.errors import UsageError, near_names
 from protofleet.contract.methods import METHODS, Method, load_method, method
+from protofleet.contract.names import known
 
 __all__ = ["LOCAL", "algorithm_names", "check_method_name", "usual_rounds"]
 
@@ -32,10 +32,7 @@ def check_method_name(name: str, option: str = "--method") -> str:
         return load_method(name).name
     if name in METHODS.installed():
         return method(name).name  # a broken package says what is wrong with it
-    known = (*METHODS, LOCAL, *algorithm_names())
-    if name not in known:
-        raise UsageError(option, expected="a method of the lab", got=name, hint=near_names(name, known))
-    return name
+    return known((*METHODS, LOCAL, *algorithm_names()), name, option, "a method of the lab")
 
 
 def algorithm_names() -> tuple[str, ...]:

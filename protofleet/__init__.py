@@ -3,7 +3,7 @@
     import protofleet
 
     device = protofleet.Device("pets.bundle", broker="mqtt://10.0.0.1", id="kitchen", data="photos/", state="state/")
-    done = device.run(log=print)
+    done = device.run()
     print(protofleet.Predictor("state/")(images).labels)
 
 `docs/library.md` shows each name in five lines. Only these names are public. The rooms behind them may change.

@@ -31,6 +31,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from protofleet.contract.console import logs
 from protofleet.contract.errors import ProtofleetError, StoreError, UsageError, near_names
 from protofleet.contract.extras import install_command
 from protofleet.contract.printable import keep_printable, undisclosed, undisclosed_if_url
@@ -49,6 +50,7 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command("protofleet.commands.init:init_command", None, "From a folder of photos to a fleet you can start."),
     "demo": Command(
         "protofleet.lab.commands.lab_cli:demo_command",
         "demo",
@@ -131,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(args)
     except ProtofleetError as error:
-        return _refuse(str(error), error.exit_code)
+        return _refuse(error, error.exit_code)
     except (KeyboardInterrupt, _Interrupted):
         return _refuse("interrupted", 130)
     except MemoryError as error:
@@ -141,10 +143,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         if error.errno in _MACHINE:
-            return _refuse(str(_refused_by_machine(error)), StoreError.exit_code)
+            return _refuse(_refused_by_machine(error), StoreError.exit_code)
         if error.errno in _PATH and isinstance(error.filename, str):
-            return _refuse(str(_barred(error)), UsageError.exit_code)
+            return _refuse(_barred(error), UsageError.exit_code)
         raise
+    finally:
+        logs.tear_down()
 
 
 def _refused_by_machine(error: OSError) -> StoreError:
@@ -323,8 +327,8 @@ def _print_help() -> None:
     )
 
 
-def _refuse(line: str, code: int) -> int:
-    print(f"error: {line}", file=sys.stderr)
+def _refuse(error: object, code: int) -> int:
+    logs.report(error)
     return code
 
 

@@ -14,6 +14,8 @@ import shared
 from edge_samples import FASHION_LABELS
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
+from protofleet.contract.console.logs import told
+
 _NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (  # folders, and files without their `.py`
     "aggregator/server/test_liveness",
@@ -137,3 +139,11 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 
 def pytest_sessionfinish() -> None:
     end_session()
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What our modules say, of level INFO or more, line by line, from any thread."""
+    lines: list[str] = []
+    with told(lines.append):
+        yield lines

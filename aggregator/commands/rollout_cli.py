@@ -3,7 +3,7 @@
 1. A bundle is checked before anything is recorded: it is whole, signed, and this fleet's devices can go over to it.
 2. Its bytes are put into the store, and the order beside them.
 3. The running aggregator does the rest, or the next one that is started
-   (`aggregator/coordinators/rollout_coordinator.py`).
+   (`aggregator/parts/rollout_coordinator.py`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _SHOWN = 20
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
+# arguments: each is an option, as typer reads them
 def rollout_command(
     store: StorePlace,
     bundle: Annotated[

@@ -1,8 +1,8 @@
 """A store's place: one SQLite file, or one schema of a PostgreSQL server. The tables are written once, for both.
 
-`--store` names the place (`store_url.py`). `sql.py` says what a table's code may use: a part of SQL that means the same
-on both engines, and functions for what the engines write differently. `sqlite.py` and `postgres.py` are the two
-engines, and `engines.py` has the table of them. The functions here choose one by the place:
+`--store` names the place. `sql.py` says what a table's code may use: a part of SQL that means the same
+on both engines, and functions for what the engines write differently. `engines/` has
+a module for each engine, over `sqlite.py` and `postgres.py`. The functions here choose one by the place:
 
     open_database   opens the store for its only aggregator, with its tables brought to the present version
     read_only       one consistent look, beside another process
@@ -11,8 +11,9 @@ engines, and `engines.py` has the table of them. The functions here choose one b
     is_taken        whether an aggregator runs on it
     watch           whether there may be a newer global state
 
-PostgreSQL's side has `postgres_connection.py`, `postgres_errors.py` for what a server says when it refuses, and
-`postgres_members.py` for several processes. `copy_rows.py` copies a store from one engine into the other.
+PostgreSQL's side has `postgres_place.py` for its URL, `postgres_connection.py`, `postgres_errors.py` for what a server
+says when it refuses, and `postgres_members.py` for several processes. `copy_rows.py` copies a store from one engine
+into the other.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from protofleet.aggregator.database.engines import Watch, engine_of
+from protofleet.aggregator.database.engines import PLACE, AnyPlace, Place, Watch, engine_of, place_of
+from protofleet.aggregator.database.postgres_place import PostgresPlace
 from protofleet.aggregator.database.sql import Connection, Database, stream_rows, upsert
-from protofleet.aggregator.database.store_url import PLACE, AnyPlace, Place, PostgresPlace, place_of
 from protofleet.contract.files import sqlite
 from protofleet.contract.files.sqlite import Kind
 

@@ -35,8 +35,8 @@ from protofleet.aggregator.database.postgres_connection import (
     transaction,
     version_in,
 )
+from protofleet.aggregator.database.postgres_place import PostgresPlace
 from protofleet.aggregator.database.sql import upsert
-from protofleet.aggregator.database.store_url import PostgresPlace
 from protofleet.contract.errors import InUseError, LedError, StoreError, StoreLostError, UsageError
 from protofleet.contract.files import sqlite
 from protofleet.contract.files.sqlite import FIRST_VERSION, Kind

@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protofleet.aggregator.database.postgres_errors import as_error, is_lost, refused, unreachable
+from protofleet.aggregator.database.postgres_place import PostgresPlace
 from protofleet.aggregator.database.sql import Rows
-from protofleet.aggregator.database.store_url import PostgresPlace
 from protofleet.contract.errors import StoreError, UsageError
 from protofleet.contract.extras import install_command
 from protofleet.contract.files.sqlite import Kind

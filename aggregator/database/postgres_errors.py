@@ -10,7 +10,7 @@ from protofleet.contract.errors import ProtofleetError, StoreAwayError, StoreErr
 if TYPE_CHECKING:
     import psycopg
 
-    from protofleet.aggregator.database.store_url import PostgresPlace
+    from protofleet.aggregator.database.postgres_place import PostgresPlace
     from protofleet.contract.files.sqlite import Kind
 
 __all__ = ["as_error", "is_lost", "refused", "unreachable"]

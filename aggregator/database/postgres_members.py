@@ -31,7 +31,7 @@ from protofleet.aggregator.database.postgres_connection import (
     transaction,
     version_in,
 )
-from protofleet.aggregator.database.store_url import PostgresPlace
+from protofleet.aggregator.database.postgres_place import PostgresPlace
 from protofleet.contract.errors import StoreLostError, UsageError
 from protofleet.contract.files.sqlite import Kind
 

@@ -1,7 +1,7 @@
 """The aggregator's messages, signed if it has a key, and messages of others in its place. No sockets.
 
 With `--sign` every published message is signed for its topic. Every announcement has a number above all announced
-before (`Core.issue`), so that a recorded announcement is recognised when it is sent again.
+before (`aggregator/parts/announcement_numbers.py`), so that a recorded one is recognised when it is sent again.
 
 A store that is lost, or an older copy, knows lower numbers than devices have heard. Devices would refuse its
 announcements for as long as the clock is behind. So an announcement carries the key's proof of its number, and a device

@@ -6,18 +6,19 @@ is lost on the way, the aggregator asks again, and gets the same answer.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from protofleet.aggregator.helper.opening import Answer, Helper
+from protofleet.contract.console.logs import Changes, of_round
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import LinkError, UsageError, WireError
 from protofleet.contract.identity.signatures import Keyring, Signer
 from protofleet.contract.mqtt.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
-from protofleet.contract.printable import counted, printable
+from protofleet.contract.printable import counted
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.envelopes import Signed
@@ -25,12 +26,12 @@ from protofleet.contract.wire.helper_messages import Opened, Opening, parts_of
 
 __all__ = ["HelperServer"]
 
+logger = logging.getLogger(__name__)
+
 _LARGEST_BYTES = 65_536  # of what is answered
 _AROUND_BYTES = 512  # of a message that is not words, with the signature around it
 _TURN_S = 5.0
 _HANGS_S = 120.0
-
-Log = Callable[[str], None]
 
 
 class HelperServer:
@@ -41,7 +42,6 @@ class HelperServer:
         signer: signs answers.
         trusted: the keys whose signed questions are heard; None for all questions. The only risk of an unknown sender
             is that it could use up shares.
-        log: takes one line for a person.
         stopping: ends `run` once it is set.
     """
 
@@ -53,14 +53,13 @@ class HelperServer:
         fleet: str,
         *,
         trusted: Keyring | None,
-        log: Log,
         stopping: threading.Event,
         manager: ServiceManager | None = None,
     ) -> None:
         self._helper, self._signer, self._trusted = helper, signer, trusted
-        self._log, self._stopping, self._manager = log, stopping, manager or ServiceManager({})
+        self._stopping, self._manager = stopping, manager or ServiceManager({})
         self._ask, self._answer = topics.helper_ask(fleet), topics.helper_answer(fleet)
-        self._address, self._limit_bytes, self._last_line = address, _LARGEST_BYTES, ""
+        self._address, self._limit_bytes, self._changes = address, _LARGEST_BYTES, Changes(logger)
         self._link = Link(address, client_id(fleet, "helper"), subscriptions=[self._ask], largest_bytes=1 << 20)
 
     def run(self) -> None:
@@ -94,11 +93,11 @@ class HelperServer:
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
             self._limit_bytes = min(event.limit_bytes, _LARGEST_BYTES)
-            self._say(f"connected to {self._address}")
+            self._changes.say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
-            self._say(f"no connection ({event.reason})")
+            self._changes.say(f"no connection ({event.reason})")
         elif isinstance(event, Noticed):
-            self._log(event.line)
+            logger.info(event.line)
         elif isinstance(event, Failed):
             raise event.error
 
@@ -114,10 +113,10 @@ class HelperServer:
                 raise WireError("message", expected="an opening", got=type(message).__name__.lower())
             answer = self._helper.take(message, time.time())
         except WireError as error:
-            self._say(f"skipped a message: {error}")
+            self._changes.say(f"skipped a message: {error}")
             return
         except UsageError as error:  # the list of devices, while somebody writes it: it is asked for again
-            self._say(f"not answered: {error}")
+            self._changes.say(f"not answered: {error}")
             return
         if answer is not None:
             self._tell(answer)
@@ -125,13 +124,14 @@ class HelperServer:
     def _tell(self, answer: Answer) -> None:
         a = answer.asked
         what = f"round {a.round} ({a.method}) of run {a.run.hex()}"
+        extra = of_round((a.run, a.round, a.method))
         if answer.total is None:
             first = "; ".join(f"{device}: {why}" for device, why in list(answer.refused.items())[:3])
-            self._log(printable(f"{what}: not opened: {answer.reason}{f' ({first})' if first else ''}"))
+            logger.warning(f"{what}: not opened: {answer.reason}{f' ({first})' if first else ''}", extra=extra)
         elif answer.again:
-            self._log(f"{what}: told once more")
+            logger.info(f"{what}: told once more", extra=extra)
         else:
-            self._log(f"{what}: opened the sum of {counted(answer.devices, 'device')}")
+            logger.info(f"{what}: opened the sum of {counted(answer.devices, 'device')}", extra=extra)
         for part in self._parts(answer):
             payload = self._signer.sign(self._answer, encode(part))
             if not self._link.publish(self._answer, payload):
@@ -157,9 +157,3 @@ class HelperServer:
             if not named or len(encode(part)) + _AROUND_BYTES <= self._limit_bytes:
                 return part
             named = named[: len(named) // 2]
-
-    def _say(self, line: str) -> None:
-        """Log a line unless it is what was said last."""
-        if line != self._last_line:
-            self._log(printable(line))
-        self._last_line = line

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 import cbor2
 
-from protofleet.contract.wire.messages import MAX_ROUND
+from protofleet.contract.wire.codec import ODD_TAGS
+from protofleet.contract.wire.fields import table_of
+from protofleet.contract.wire.messages import Chunk, Contribution
 
 __all__ = ["Tie", "digest_of", "tie"]
 
 _HEAD_BYTES = 1 << 16  # what names a contribution comes first, in the order that the wire asks for
 _MOST_FIELDS = 32
 _DEPTH = 8
-_TYPE, _RUN, _ROUND, _METHOD, _DIGEST = 0, 2, 3, 4, 8
-_CHUNK = 4
-_NAMED = (_TYPE, _RUN, _ROUND, _METHOD, _DIGEST)
-_ODD_TAGS = (0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43000, 55799)
+_TYPE = 0
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,16 @@ class Tie:
 
 def tie(payload: bytes) -> Tie | None:
     """What `payload` names; None when it names no contribution, or two."""
-    fields = _outer(payload[:_HEAD_BYTES])
-    run, method, number = fields.get(_RUN), fields.get(_METHOD), fields.get(_ROUND)
-    if type(number) is float and number.is_integer():
-        number = int(number)
-    if type(run) is not bytes or len(run) != 4 or type(method) is not str or not 1 <= len(method) <= 32:
+    run, number, method = (table_of(Contribution)[name] for name in ("run", "round", "method"))
+    of_chunk = table_of(Chunk)["digest"]
+    fields = _outer(payload[:_HEAD_BYTES], {_TYPE, run.key, number.key, method.key, of_chunk.key})
+    if type(fields.get(number.key)) is float and fields[number.key].is_integer():
+        fields[number.key] = int(fields[number.key])
+    if not all(slot.is_one(fields.get(slot.key)) for slot in (run, number, method)):
         return None
-    if type(number) is not int or not 1 <= number <= MAX_ROUND:
-        return None
-    digest = fields.get(_DIGEST)
-    if fields.get(_TYPE) != _CHUNK or type(digest) is not bytes or len(digest) != 8:
-        digest = digest_of(payload)
-    return Tie(run, number, method, digest)
+    is_chunk = fields.get(_TYPE) == Chunk.number and of_chunk.is_one(fields.get(of_chunk.key))
+    digest = fields[of_chunk.key] if is_chunk else digest_of(payload)
+    return Tie(fields[run.key], fields[number.key], fields[method.key], digest)
 
 
 def digest_of(payload: bytes) -> bytes:
@@ -61,11 +59,11 @@ def digest_of(payload: bytes) -> bytes:
     return hashlib.sha256(payload).digest()[:8]
 
 
-def _outer(payload: bytes) -> dict[int, Any]:
+def _outer(payload: bytes, named: Container[int | None]) -> dict[int | None, Any]:
     """The named fields of the outer map, as far as it can be read; empty when one of them is there twice."""
     head = payload[:1]
     count = _MOST_FIELDS if head == b"\xbf" else head[0] & 0x1F if head and head[0] >> 5 == 5 else 0
-    fields: dict[int, Any] = {}
+    fields: dict[int | None, Any] = {}
     offset = 1
     for _ in range(min(count, _MOST_FIELDS)):
         key, offset = _item(payload, offset)
@@ -74,7 +72,7 @@ def _outer(payload: bytes) -> dict[int, Any]:
             break
         if key in fields and fields[key] != value:
             return {}
-        if key in _NAMED:
+        if key in named:
             fields[key] = value
     return fields
 
@@ -95,4 +93,4 @@ def _skip(*_: object) -> None:
     return None
 
 
-_SKIPPED = dict.fromkeys(_ODD_TAGS, _skip)
+_SKIPPED = dict.fromkeys(ODD_TAGS, _skip)

@@ -411,6 +411,7 @@ def largest_contribution_bytes(view: View) -> int:
     return 8 * numbers + 16 * view.classes + 4096
 
 
+# arguments: the fields of a decision
 def _decision(
     device: str,
     message: Contribution | Chunk | Tie,

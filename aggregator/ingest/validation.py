@@ -47,14 +47,13 @@ from protofleet.contract.privacy.mechanism import Mechanism
 from protofleet.contract.privacy.noised_sums import SumNoise
 from protofleet.contract.sums.plausibility import INT8_STEPS, LARGEST_NORM, improbable, row_norms
 from protofleet.contract.sums.statistics import FeatureGram, Participation
+from protofleet.contract.wire.encodings import ENCODINGS, encoding_of
 from protofleet.contract.wire.messages import Contribution, Encoding
 
 __all__ = ["MAX_SAMPLES", "ClassLists", "Terms", "check_content", "check_sums"]
 
 MAX_SAMPLES = 1_000_000
 _ARITHMETIC = 1e-6  # of the samples: what a device that computes features in float32 may be off by
-_ROUNDING: dict[Encoding, float] = {"f64": 0.0, "f32": 2.0**-24, "f16": 2.0**-11, "int8": 0.0, "int32": 0.0}
-_SUBNORMAL_F16 = 2.0**-25  # half the distance of the smallest numbers of float16
 
 Float64 = NDArray[np.float64]
 
@@ -291,28 +290,16 @@ def _check_probabilities(message: Contribution, rows: NDArray[np.floating], term
 def _coarser(message: Contribution, announced: Encoding) -> Encoding:
     """The coarser of what was announced and what a triangle came in; int8 arrives as float32 and must be announced."""
     assert message.triangle is not None
-    received: Encoding = {2: "f16", 4: "f32", 8: "f64"}[message.triangle.dtype.itemsize]  # type: ignore[assignment]
-    order: tuple[Encoding, ...] = ("f64", "int32", "f32", "f16", "int8")
-    return max(received, announced, key=order.index)
+    return max(encoding_of(message.triangle), announced, key=lambda name: ENCODINGS[name].rank)
 
 
 def _slack(statistic: FeatureGram, encoding: Encoding) -> float:
     """τ: how far below zero an eigenvalue of M, or above n the trace, may come by arithmetic and by the encoding.
 
     An entry that is rounded by a share ε of itself moves eigenvalues by at most ε·(‖A‖_F + ‖B‖_F), and neither norm is
-    above n. int8 has one step for all of A, and one for each row of B; half a step of int32 is 2⁻³² of n at most.
+    above n.
     """
-    samples, width = float(statistic.counts.sum()), statistic.width
-    slack = (_ARITHMETIC + 2.0 * _ROUNDING[encoding]) * samples
-    if encoding == "f16":
-        slack += _SUBNORMAL_F16 * (width + np.sqrt(statistic.classes * width))
-    if encoding == "int32":
-        slack += 2.0**-32 * (1.0 + np.sqrt(width)) * samples
-    if encoding == "int8":
-        largest = float(np.abs(statistic.gram).max(initial=0.0))
-        by_class = np.abs(statistic.cross).max(axis=1, initial=0.0)  # (C,)
-        slack += (width * largest + np.sqrt(width * (by_class**2).sum())) / INT8_STEPS
-    return float(slack)
+    return _ARITHMETIC * float(statistic.counts.sum()) + ENCODINGS[encoding].slack(statistic)
 
 
 def _trace(statistic: FeatureGram) -> float:

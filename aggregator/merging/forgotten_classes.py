@@ -22,7 +22,8 @@ from protofleet.contract.identity.signatures import inside
 from protofleet.contract.methods import method as method_of
 from protofleet.contract.printable import counted
 from protofleet.contract.wire.codec import encode
-from protofleet.contract.wire.messages import Contribution, Encoding
+from protofleet.contract.wire.encodings import encoding_of
+from protofleet.contract.wire.messages import Contribution
 
 __all__ = [
     "as_kept",
@@ -35,8 +36,6 @@ __all__ = [
     "no_such_class",
     "with_class",
 ]
-
-_ENCODINGS: dict[int, Encoding] = {2: "f16", 4: "f32", 8: "f64"}
 
 
 def left_of(message: Contribution, classes: Collection[int]) -> Contribution | None:
@@ -51,8 +50,8 @@ def left_of(message: Contribution, classes: Collection[int]) -> Contribution | N
 
 def as_kept(message: Contribution) -> bytes:
     """A contribution encoded for the store, so that no number changes. What came as int8 is float32 here."""
-    widest = max(rows.dtype.itemsize for rows in (message.body.rows, *message.further))
-    return encode(message, _ENCODINGS[widest])
+    widest = max((message.body.rows, *message.further), key=lambda rows: rows.dtype.itemsize)
+    return encode(message, encoding_of(widest))
 
 
 def held_by(payload: bytes) -> Contribution:

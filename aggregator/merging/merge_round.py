@@ -56,14 +56,14 @@ class RoundEnd:
 
     Attributes:
         classes: how many classes it knows.
-        state: the global state after it.
+        state: the global state after it; None where it stays as it is.
         screening: how devices were compared.
         findings, doubt, told: as of `Result`.
         joint: the joint head of some left-out devices, in the store's form; empty for none.
     """
 
     classes: int
-    state: GlobalState
+    state: GlobalState | None
     screening: Screening
     findings: tuple[Finding, ...]
     doubt: str

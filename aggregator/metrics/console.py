@@ -1,13 +1,16 @@
-"""Progress for a person: one line for each event that matters, on standard error."""
+"""Progress for a person: one line for each event that matters.
+
+`Progress` makes the lines, and logs them: a record has the event's own fields beside the line, and `event`, its name.
+`Drawn` is the handler that our commands put at the logger's end: it draws the lines on a terminal.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
-
-from rich.console import Console
-from rich.markup import escape
+from typing import TYPE_CHECKING
 
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
 from protofleet.aggregator.monitoring import events
@@ -15,7 +18,12 @@ from protofleet.contract.console.durations import in_words
 from protofleet.contract.drift import WORDS
 from protofleet.contract.printable import counted, printable
 
-__all__ = ["Progress"]
+if TYPE_CHECKING:  # an aggregator within a program draws nothing
+    from rich.console import Console
+
+__all__ = ["Drawn", "Progress", "log_styled"]
+
+logger = logging.getLogger("protofleet.aggregator")
 
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
@@ -24,15 +32,14 @@ _AWAY_LINES, _AWAY_EVERY_S = 20, 3600.0
 
 
 class Progress:
-    """Prints events. Call it with each one.
+    """Logs events. Call it with each one.
 
-    Args:
-        console: where to.
-        verbose: also what became of each message, and the link's counts at the end.
+    Where the logger takes DEBUG, also what became of each message, and the link's counts at the end.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
-        self._console, self._verbose = console, verbose
+    def __init__(self, logger: logging.Logger = logger) -> None:
+        self._logger = logger
+        self._event: events.Event | None = None
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
         self._away = 0  # attempts in a row that found no broker
@@ -41,11 +48,19 @@ class Progress:
         self._failed: set[str] = set()  # devices of which a roll-out failed, the first ones
 
     def __call__(self, event: events.Event) -> None:
+        self._event = event
         self._show(event)
 
+    @property
+    def _verbose(self) -> bool:
+        return self._logger.isEnabledFor(logging.DEBUG)
+
     def _line(self, text: str) -> None:
-        """The one way to the terminal: what a device calls itself, its method or its reason cannot style or move it."""
-        self._console.print(printable(text), highlight=False, soft_wrap=True)
+        self._say("", "", text)
+
+    def _say(self, style: str, lead: str, rest: str, level: int = logging.INFO) -> None:
+        """A sentence whose beginning has a style on a terminal; what is yellow is a warning."""
+        log_styled(self._logger, logging.WARNING if style == "yellow" else level, style, lead, rest, self._event)
 
     def _often(self, kind: type) -> bool:
         """Whether a line of this kind was printed less than a second ago; never with `verbose`."""
@@ -85,7 +100,7 @@ class Progress:
         now, kind = time.monotonic(), type(event)
         if self._verbose or self._away <= _AWAY_LINES or now - self._printed_at.get(kind, 0.0) >= _AWAY_EVERY_S:
             self._printed_at[kind] = now
-            self._line(f"[yellow]{what} away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
+            self._say("yellow", f"{what} away", f" ({event.reason}), trying again in {event.retry_s:.1f} s")
 
     @_show.register
     def _(self, event: events.Waiting) -> None:
@@ -106,9 +121,10 @@ class Progress:
         lasts = f" for {in_words(event.window_s)}" if event.window_s else ""
         total = "" if event.window_s else f"/{event.rounds}"
         awaited = "online" if event.window_s else "awaited"
-        self._line(
-            f"[bold]round {event.round}{total}[/bold] open{lasts}: {event.method}, "
-            f"{counted(event.awaited, 'device')} {awaited}{resumed}"
+        self._say(
+            "bold",
+            f"round {event.round}{total}",
+            f" open{lasts}: {event.method}, {counted(event.awaited, 'device')} {awaited}{resumed}",
         )
 
     @_show.register
@@ -127,9 +143,10 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Silent) -> None:
-        self._line(
-            f"  [yellow]silent through a whole deadline[/yellow], not awaited any more: "
-            f"{_names(event.names, event.silent)}"
+        self._say(
+            "yellow",
+            "  silent through a whole deadline",
+            f", not awaited any more: {_names(event.names, event.silent)}",
         )
 
     @_show.register
@@ -137,9 +154,11 @@ class Progress:
         online = counted(event.online, "device is", "devices are")
         online_text = f"; {online} online with nothing more to send" if event.online else ""
         online_text += f"; {event.refused} were refused in this round" if event.refused else ""
-        self._line(
-            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of "
-            f"{counted(event.needed, 'contribution')}: waiting for further devices{online_text}"
+        self._say(
+            "yellow",
+            f"  round {event.round} awaits nobody",
+            f" and has {event.committed} of "
+            f"{counted(event.needed, 'contribution')}: waiting for further devices{online_text}",
         )
 
     @_show.register
@@ -158,14 +177,14 @@ class Progress:
         if first:
             self._refused.add(event.device)
         if not self._often(events.Refused) or first:
-            self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
+            self._say("yellow", "  refused", f" {event.device}: {event.reason}")
 
     @_show.register
     def _(self, event: events.Decided) -> None:
         if self._verbose:
             reason = f": {event.reason}" if event.reason else ""
             method = f" ({event.method})" if event.method else ""
-            self._line(escape(f"  {event.device}, round {event.round}{method}: {event.outcome}{reason}"))
+            self._say("", "", f"  {event.device}, round {event.round}{method}: {event.outcome}{reason}", logging.DEBUG)
 
     @_show.register
     def _(self, event: events.BatchTaken) -> None:
@@ -174,7 +193,12 @@ class Progress:
     @_show.register
     def _(self, event: events.Ended) -> None:
         if self._verbose:
-            self._line(f"link closed: {event.connections} connections, {event.dropped} messages dropped at QoS 0")
+            self._say(
+                "",
+                "link closed",
+                f": {event.connections} connections, {event.dropped} messages dropped at QoS 0",
+                logging.DEBUG,
+            )
 
     @_show.register
     def _(self, event: events.Screened) -> None:
@@ -182,35 +206,38 @@ class Progress:
             self._screened_in, self._screened = event.round, 0
         self._screened += 1
         if self._screened <= _SMALL_FLEET:
-            self._line(f"  [yellow]{event.verdict}[/yellow] {escape(event.device)}: {escape(event.reason)}")
+            self._say("yellow", f"  {event.verdict}", f" {event.device}: {event.reason}")
         elif self._screened == _SMALL_FLEET + 1:
-            self._line("  [yellow]and more devices[/yellow] like these")
+            self._say("yellow", "  and more devices", " like these")
 
     @_show.register
     def _(self, event: events.Warned) -> None:
-        self._line(f"  [yellow]warning[/yellow]: round {event.round}: {escape(event.words)}")
+        self._say("yellow", "  warning", f": round {event.round}: {event.words}")
 
     @_show.register
     def _(self, event: events.Noticed) -> None:
-        self._line(f"[yellow]warning[/yellow]: {escape(event.line)}")
+        self._say("yellow", "warning", f": {event.line}")
 
     @_show.register
     def _(self, event: events.RoundExtended) -> None:
         over, lasts = "deadline passed", f"for another {event.deadline_s:g} s"
         if event.is_window:
             over, lasts = "window over", "until they are there"
-        self._line(
-            f"  [yellow]{over}[/yellow] with {event.committed} of {counted(event.needed, 'contribution')}: "
-            f"round {event.round} goes on {lasts}"
+        self._say(
+            "yellow",
+            f"  {over}",
+            f" with {event.committed} of {counted(event.needed, 'contribution')}: round {event.round} goes on {lasts}",
         )
 
     @_show.register
     def _(self, event: events.RoundClosed) -> None:
-        choices = f"; {escape(event.told)}" if event.told else ""
-        self._line(
-            f"  [green]round {event.round} closed[/green]: {counted(event.committed, 'contribution')}, "
+        choices = f"; {event.told}" if event.told else ""
+        self._say(
+            "green",
+            f"  round {event.round} closed",
+            f": {counted(event.committed, 'contribution')}, "
             f"{counted(event.classes, 'class', 'classes')} merged, {event.uplink_bytes:,} bytes up, "
-            f"{event.seconds:.1f} s, global version {event.global_version}{choices}"
+            f"{event.seconds:.1f} s, global version {event.global_version}{choices}",
         )
 
     @_show.register
@@ -219,27 +246,30 @@ class Progress:
 
     @_show.register
     def _(self, event: events.HelperAwaited) -> None:
-        self._line(
-            f"  [yellow]round {event.round} waits for the helper[/yellow], who alone can open the sum over "
-            f"{event.devices} devices: protofleet helper"
+        self._say(
+            "yellow",
+            f"  round {event.round} waits for the helper",
+            f", who alone can open the sum over {event.devices} devices: protofleet helper",
         )
 
     @_show.register
     def _(self, event: events.AccuracyTold) -> None:
         part = "" if event.devices == event.contributors else f"{event.devices} of "
         over = part + counted(event.contributors, "device")
-        worst = f"; fewest right: {escape(event.worst)}, {event.worst_share:.1%}" if event.devices > 1 else ""
+        worst = f"; fewest right: {event.worst}, {event.worst_share:.1%}" if event.devices > 1 else ""
         self._line(f"  round {event.round}: {over}, {_accuracy_in_words(event.mean, event.samples)}{worst}")
 
     @_show.register
     def _(self, event: events.HeadMade) -> None:
-        choices = f"; {escape(event.told)}" if event.told else ""
-        self._line(
-            f"[green]global version {event.global_version}[/green]: {event.samples:,} samples of "
-            f"{counted(event.devices, 'device')}, {counted(event.classes, 'class', 'classes')}{choices}"
+        choices = f"; {event.told}" if event.told else ""
+        self._say(
+            "green",
+            f"global version {event.global_version}",
+            f": {event.samples:,} samples of "
+            f"{counted(event.devices, 'device')}, {counted(event.classes, 'class', 'classes')}{choices}",
         )
         if event.doubt:
-            self._line(f"  [yellow]warning[/yellow]: {escape(event.doubt)}")
+            self._say("yellow", "  warning", f": {event.doubt}")
 
     @_show.register
     def _(self, event: events.SumsStand) -> None:
@@ -249,27 +279,30 @@ class Progress:
 
     @_show.register
     def _(self, event: events.OrderDone) -> None:
-        target = "".join(f" {escape(part)}" for part in (event.device, event.detail) if part)
-        self._line(
-            f"[bold]{escape(event.what)}{target}[/bold], asked by {escape(event.who)}: {escape(event.outcome)}, "
-            f"global version {event.global_version}"
+        target = "".join(f" {part}" for part in (event.device, event.detail) if part)
+        self._say(
+            "bold",
+            f"{event.what}{target}",
+            f", asked by {event.who}: {event.outcome}, global version {event.global_version}",
         )
 
     @_show.register
     def _(self, event: events.RolloutWidened) -> None:
         known_devices = f"{counted(event.devices, 'device')} of it known"
-        self._line(f"[green]rollout[/green] of version {event.version}: {100 * event.fraction:.3g} %, {known_devices}")
+        self._say("green", "rollout", f" of version {event.version}: {100 * event.fraction:.3g} %, {known_devices}")
 
     @_show.register
     def _(self, event: events.RolloutHalted) -> None:
-        self._line(
-            f"[yellow]rollout[/yellow] of version {event.version} halted at {100 * event.fraction:.3g} %: "
-            f"{escape(event.reason)}; protofleet rollout --store … --resume, or --end"
+        self._say(
+            "yellow",
+            "rollout",
+            f" of version {event.version} halted at {100 * event.fraction:.3g} %: "
+            f"{event.reason}; protofleet rollout --store … --resume, or --end",
         )
 
     @_show.register
     def _(self, event: events.RolloutCompleted) -> None:
-        self._line(f"[green]rollout[/green] of version {event.version} complete: {counted(event.devices, 'device')}")
+        self._say("green", "rollout", f" of version {event.version} complete: {counted(event.devices, 'device')}")
 
     @_show.register
     def _(self, event: events.RolloutTold) -> None:
@@ -279,31 +312,33 @@ class Progress:
         if first:
             self._failed.add(event.device)
         if not self._often(events.RolloutTold) or first:
-            why = f": {escape(event.reason)}" if event.reason else ""
-            self._line(f"  rollout of version {event.version}: {escape(event.device)} {event.word}{why}")
+            why = f": {event.reason}" if event.reason else ""
+            self._line(f"  rollout of version {event.version}: {event.device} {event.word}{why}")
 
     @_show.register
     def _(self, event: events.RolloutDeaf) -> None:
-        self._line(
-            f"  [yellow]warning[/yellow]: how devices fare in fleet {escape(event.fleet)} cannot be heard "
-            f"({escape(event.reason)}): widen the roll-out by hand, rollout --stage"
+        self._say(
+            "yellow",
+            "  warning",
+            f": how devices fare in fleet {event.fleet} cannot be heard "
+            f"({event.reason}): widen the roll-out by hand, rollout --stage",
         )
 
     @_show.register
     def _(self, event: events.DriftSuspected) -> None:
         shown = f"{event.now:.0%}" if event.figure == "unlike" else f"{event.now:.2f}"
         usual = f"{event.usual:.0%}" if event.figure == "unlike" else f"{event.usual:.2f}"
-        self._line(
-            f"[yellow]drift[/yellow]: {escape(event.device)} departs from itself: {WORDS[event.figure]} {shown}, "
-            f"usually {usual}; protofleet fleet show {escape(event.device)}"
+        self._say(
+            "yellow",
+            "drift",
+            f": {event.device} departs from itself: {WORDS[event.figure]} {shown}, "
+            f"usually {usual}; protofleet fleet show {event.device}",
         )
 
     @_show.register
     def _(self, event: events.PolicyRefused) -> None:
         if not self._often(events.PolicyRefused):
-            self._line(
-                f"  [yellow]refused[/yellow] by the policy of {escape(event.device)}, {escape(printable(event.word))}"
-            )
+            self._say("yellow", "  refused", f" by the policy of {event.device}, {event.word}")
 
     @_show.register
     def _(self, event: events.IntruderTold) -> None:
@@ -312,49 +347,96 @@ class Progress:
             return
         if first:
             self._intruders.add((event.device, event.cause))
-        received = f"{counted(event.messages, 'message')}: {escape(event.reason)}"
+        received = f"{counted(event.messages, 'message')}: {event.reason}"
         if event.cause == "refuses":
-            self._line(f"[yellow]warning[/yellow]: {escape(event.device)} refuses what it is sent, {received}")
+            self._say("yellow", "warning", f": {event.device} refuses what it is sent, {received}")
         elif event.cause in OF_THE_DEVICE:
-            self._line(f"[yellow]warning[/yellow]: {escape(event.device)}: {escape(event.reason)}")
+            self._say("yellow", "warning", f": {event.device}: {event.reason}")
         else:
-            self._line(f"[yellow]intruder[/yellow] as {escape(event.device)}, {received}")
+            self._say("yellow", "intruder", f" as {event.device}, {received}")
 
     @_show.register
     def _(self, event: events.NumbersLost) -> None:
         is_helped = event.issued and not event.is_new_run
         older = "; no device repeats a round: an older copy goes on with --new-run" if is_helped else ""
-        self._line(
-            f"  [yellow]warning[/yellow]: devices have heard announcement {event.heard} of this key, and the store "
+        self._say(
+            "yellow",
+            "  warning",
+            f": devices have heard announcement {event.heard} of this key, and the store "
             f"knows of {event.issued or 'none'}: it was lost or is an older copy, and the clock is behind; "
-            f"going on above{older}"
+            f"going on above{older}",
         )
 
     @_show.register
     def _(self, event: events.ClassDriftSuspected) -> None:
-        self._line(
-            f"[yellow]drift[/yellow]: class {escape(event.name)} departs from itself: what came of it lies "
-            f"{event.now:.1f} times as far from earlier samples as chance allows, usually {event.usual:.1f}"
+        self._say(
+            "yellow",
+            "drift",
+            f": class {event.name} departs from itself: what came of it lies "
+            f"{event.now:.1f} times as far from earlier samples as chance allows, usually {event.usual:.1f}",
         )
 
     @_show.register
     def _(self, event: events.MetricsServed) -> None:
         self._line(f"metrics on {event.url}")
         if not event.is_local:
-            self._line("  [yellow]warning[/yellow]: anyone who reaches it may read them: no password, no TLS")
+            self._say("yellow", "  warning", ": anyone who reaches it may read them: no password, no TLS")
 
     @_show.register
     def _(self, event: events.RunFinished) -> None:
-        self._line(
-            f"[bold green]finished[/bold green]: {counted(event.rounds, 'round')}, "
+        self._say(
+            "bold green",
+            "finished",
+            f": {counted(event.rounds, 'round')}, "
             f"{counted(event.committed, 'contribution')} committed, "
-            f"{event.uplink_bytes:,} bytes up"
+            f"{event.uplink_bytes:,} bytes up",
         )
+
+
+class Drawn(logging.Handler):
+    """Draws records on a terminal, in its colours.
+
+    Args:
+        new: makes a console; None for standard error.
+    """
+
+    def __init__(self, new: Callable[[], Console] | None = None) -> None:
+        from rich.console import Console
+
+        super().__init__()
+        self._new = new or (lambda: Console(stderr=True))
+        self._console = self._new()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Draw the sentence, as far in and with the style of its beginning that the record says."""
+        from rich.text import Text
+
+        indent, style, length = getattr(record, "drawn", (0, "", 0))
+        text = Text(" " * indent + self.format(record))
+        text.stylize(style, indent, indent + length)
+        try:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        except BaseException:  # a signal, maybe: half of this line is in the buffer, and would come with the next one
+            self._console = self._new()
+            raise
+
+
+def log_styled(
+    logger: logging.Logger, level: int, style: str, lead: str, rest: str, event: events.Event | None = None
+) -> None:
+    """Log a sentence whose beginning has a style on a terminal, with the fields of an event."""
+    if logger.isEnabledFor(level):
+        begins = lead or rest
+        indent, length = len(begins) - len(begins.lstrip()), len(printable(lead.strip()))
+        fields = {} if event is None else {"event": type(event).__name__, **vars(event)}
+        if "name" in fields:  # a class's; of a record, `name` is its logger's
+            fields["class"] = fields.pop("name")
+        logger.log(level, printable(lead + rest).lstrip(), extra={**fields, "drawn": (indent, style, length)})
 
 
 def _names(names: tuple[str, ...], all_of_them: int) -> str:
     more = f" and {all_of_them - len(names)} more" if all_of_them > len(names) else ""
-    return escape(", ".join(names)) + more
+    return ", ".join(names) + more
 
 
 def _accuracy_in_words(mean: Mapping[str, float], samples: int) -> str:

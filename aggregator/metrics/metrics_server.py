@@ -1,5 +1,9 @@
 """Metrics over HTTP, on an address of the operator's choice: `GET /metrics`, and nothing else.
 
+`prometheus_client` formats them, out of a registry that holds nothing else: not the figures of this process that the
+package collects by itself, and nothing of its global registry, which is the embedding program's. The connections are
+ours to bound:
+
 - Each scraper has its own thread, so a slow or silent scraper keeps no other waiting.
 - A scraper has `ANSWER_S` in all, however slowly it speaks or listens.
 - `MOST` scrapers are heard at a time. One more cuts off the scraper that has been connected longest without a request.
@@ -15,29 +19,21 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from protofleet.aggregator.metrics.metrics import CONTENT_TYPE
 from protofleet.contract.errors import UsageError
-from protofleet.contract.mqtt.address import parse_listen
+from protofleet.contract.mqtt.address import LOOPBACK, in_url
 
-__all__ = ["LOOPBACK", "MOST", "MetricsServer", "parse_metrics"]
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+__all__ = ["MOST", "MetricsServer"]
+
 ANSWER_S = 5.0
 MOST = 32
 PAUSE_S = 0.02
-
-
-def parse_metrics(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, or of `PORT` on this machine alone.
-
-    Raises:
-        UsageError: when it is no such text.
-    """
-    return parse_listen(f"127.0.0.1:{text}" if text.isdecimal() else text, "--metrics", "9464")
 
 
 class MetricsServer:
@@ -45,7 +41,7 @@ class MetricsServer:
 
     Args:
         host, port: where; port 0 for a free one.
-        text: gives the metrics, from any thread.
+        metrics: what is served; read from any thread.
 
     Attributes:
         url: where they are.
@@ -54,17 +50,15 @@ class MetricsServer:
         UsageError: when the address cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
+    def __init__(self, host: str, port: int, metrics: Collector) -> None:
         kind = type("Kind", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
         try:
-            self._server: _Server = kind((host, port), _Handler)
+            self._server: _Server = kind((host, port), _handler(metrics))
         except OSError as error:
             raise UsageError(
                 f"--metrics {host}:{port}", expected="an address that is free", got=error.strerror or error
             ) from None
-        self._server.text = text
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_address[1]}/metrics"
+        self.url = f"http://{in_url(host)}:{self._server.server_address[1]}/metrics"
         self.is_local = host in LOOPBACK
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
 
@@ -82,7 +76,6 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
-    text: Callable[[], str]
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._heard = dict[socket.socket, bool]()  # oldest first; whether it has asked for something
@@ -133,28 +126,29 @@ class _Server(socketserver.ThreadingTCPServer):
         """A scraper that went away is its own affair."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = ANSWER_S
+def _handler(metrics: Collector) -> type[BaseHTTPRequestHandler]:
+    """Answers for one server. The package is loaded here, and only where metrics are served."""
+    from prometheus_client import CollectorRegistry, MetricsHandler
 
-    def do_GET(self) -> None:
-        """The metrics."""
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404)
-            return
-        self.server.note_request(self.connection)
-        body = self.server.text().encode()
-        self.send_response(200)
-        self.send_header("Content-Type", CONTENT_TYPE)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    class Handler(MetricsHandler):
+        registry = CollectorRegistry()
+        server: _Server
+        timeout = ANSWER_S
 
-    def version_string(self) -> str:
-        return "protofleet"
+        def do_GET(self) -> None:
+            """The metrics, all of them whatever the query asks for."""
+            self.path = self.path.partition("?")[0]
+            if self.path != "/metrics":
+                self.send_error(404)
+                return
+            self.server.note_request(self.connection)
+            super().do_GET()
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: whoever connects could fill a log."""
+        def version_string(self) -> str:
+            return "protofleet"
+
+    Handler.registry.register(metrics)
+    return Handler
 
 
 def _cut(request: socket.socket) -> None:

@@ -51,6 +51,8 @@ class NoRounds:
     due_in_s: Callable[[float], float]
     contributions: frozenset[str] = frozenset()
     number: int = 0
+    phase: str = "standing"
+    awaited_count: int = 0
     stays: bool = True
 
     @property

@@ -30,13 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.aggregator.screening.contradictions import Contradicted, Some, contradicted
 from protofleet.contract.methods import method as method_of
+from protofleet.contract.names import named
 from protofleet.contract.privacy.mechanism import Mechanism
 from protofleet.contract.sums.merge_rules import Source
 from protofleet.contract.sums.plausibility import usual_norm
@@ -50,8 +52,10 @@ HALF = 0.5  # of a round's samples, the most that a device counts for in small f
 SHARES = 3.0  # even shares that a device counts for at most, where that is less
 _BY_DEVICES = "by-devices"
 Suspects = Literal["leave-out", "name", "ignore"]
-SUSPECTS: tuple[Suspects, ...] = get_args(Suspects)
 Verdict = Literal["left out", "counts as less", "suspected"]
+SUSPECTS: Mapping[Suspects, Verdict | None] = MappingProxyType(  # of who is accused; None: nobody is
+    {"leave-out": "left out", "name": "suspected", "ignore": None}
+)
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,9 @@ class Screening:
             ValueError, TypeError: the bytes are something else.
         """
         share, *rest = bytes(written).decode().split(" ")
+        (suspects,) = [way for way in SUSPECTS if way == (rest[0] if rest else "ignore")]
         max_share = None if share == _BY_DEVICES else float(share)
-        return cls(max_share, SUSPECTS[SUSPECTS.index(rest[0] if rest else "ignore")], tuple(rest[1:]))
+        return cls(max_share, suspects, tuple(rest[1:]))
 
 
 def screen(
@@ -171,10 +176,11 @@ def screen(
     """
     findings = _outliers(traits, vouched)
     out = {finding.device for finding in findings}
-    if suspects != "ignore":
+    verdict = named(SUSPECTS, suspects, "suspects")
+    if verdict is not None:
         compared = [device for device in traits if device not in out]
         accused = contradicted(lambda: _without(source, traits, out), compared, vouched, some)
-        findings += [_of_contradicted(contradiction, suspects, labels) for contradiction in accused]
+        findings += [_of_contradicted(contradiction, verdict, labels) for contradiction in accused]
         out |= {finding.device for finding in findings if finding.left_out}
     samples = {device: trait.samples for device, trait in traits.items() if device not in out}
     allowed = _allowances(samples, max_share, vouched, [gateway for gateway in beside if gateway.samples])
@@ -209,9 +215,8 @@ def _outliers(traits: Mapping[str, Traits], vouched: Collection[str]) -> list[Fi
     ]
 
 
-def _of_contradicted(contradiction: Contradicted, suspects: Suspects, labels: Sequence[str]) -> Finding:
-    verdict: Verdict = "left out" if contradiction.accused and suspects == "leave-out" else "suspected"
-    return Finding(contradiction.device, verdict, contradiction.words(labels))
+def _of_contradicted(contradiction: Contradicted, verdict: Verdict, labels: Sequence[str]) -> Finding:
+    return Finding(contradiction.device, verdict if contradiction.accused else "suspected", contradiction.words(labels))
 
 
 def _allowances(

@@ -1,8 +1,8 @@
 """The embedded MQTT 5 broker: rumqttd, from the PyPI package `iotcore`, in a child process.
 
-It is for demos, tests and small fleets. It listens on loopback unless told otherwise, since it has no passwords, no
-topic ACL and no TLS here. It forgets everything when it ends; end-to-end receipts make that safe. Production uses
-Mosquitto with the shipped `deploy/mosquitto.conf`, or a broker cluster.
+It is for demos, tests and small fleets. It listens on loopback unless told otherwise, since it has no topic ACL and no
+TLS here, and passwords only where it is given them. It forgets everything when it ends; end-to-end receipts make that
+safe. Production uses Mosquitto with the shipped `deploy/mosquitto.conf`, or a broker cluster.
 
 `iotcore`'s keyword arguments give an MQTT 3.1.1 listener with payloads up to 20 KB. MQTT 5 and larger payloads need a
 TOML file, so one is written for the start. rumqttd cannot be stopped from within, so it runs in a child process. The
@@ -14,17 +14,23 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
+import subprocess
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from protofleet.contract.errors import LinkError, UsageError
 from protofleet.contract.extras import install_command
+from protofleet.contract.mqtt.address import in_url
+from protofleet.contract.settings.toml_text import toml_value
 
 if TYPE_CHECKING:
     from iotcore import Broker
 
-__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker"]
+__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker", "read_passwords", "try_to_listen"]
 
 MAX_PAYLOAD_BYTES = 8 << 20
 _SEGMENT_BYTES = 32 << 20  # what rumqttd keeps in memory for each subscription filter: four of these
@@ -48,6 +54,7 @@ max_payload_size = {payload_bytes}
 max_inflight_count = 100
 dynamic_filters = true
 """
+_MAX_PASSWORD_FILE = 1 << 20  # bytes
 
 
 class EmbeddedBroker:
@@ -56,21 +63,23 @@ class EmbeddedBroker:
     Args:
         host: the address to listen on.
         port: 0 for any free one.
+        passwords: by user. Who gives none of them is not let in; where there are none, everybody is.
 
     Raises:
         UsageError: when `iotcore` is not installed, or the address cannot be listened on.
         LinkError: when the broker does not come up.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, passwords: Mapping[str, str] | None = None) -> None:
         self.host, self.port = host, port
+        self._passwords = dict(passwords or {})
         self._broker: Broker | None = None
 
     @property
     def url(self) -> str:
         """`mqtt://host:port`, for a client on this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"mqtt://[{host}]:{self.port}" if ":" in host else f"mqtt://{host}:{self.port}"
+        return f"mqtt://{in_url(host)}:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -101,17 +110,20 @@ class EmbeddedBroker:
         with tempfile.TemporaryDirectory(prefix="protofleet-broker-") as folder:
             config = os.path.join(folder, "rumqttd.toml")
             with open(config, "w", encoding="utf-8") as file:
-                host = f"[{self.host}]" if ":" in self.host else self.host
                 file.write(
                     _CONFIG.format(
-                        host=host, port=self.port, segment_bytes=_SEGMENT_BYTES, payload_bytes=MAX_PAYLOAD_BYTES
+                        host=in_url(self.host),
+                        port=self.port,
+                        segment_bytes=_SEGMENT_BYTES,
+                        payload_bytes=MAX_PAYLOAD_BYTES,
                     )
+                    + _auth_table(self._passwords)
                 )
             broker = broker_type(config_path=config)
             try:
                 broker.start()
-            except (OSError, RuntimeError) as error:
-                broker.stop()
+            except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+                _stop(broker)
                 raise LinkError(f"broker on {self.host}:{self.port}", expected="it to start", got=error) from None
         self._broker = broker
         return self
@@ -119,7 +131,7 @@ class EmbeddedBroker:
     def stop(self) -> None:
         """End it; what it held in memory is gone."""
         if self._broker is not None:
-            self._broker.stop()
+            _stop(self._broker)
             self._broker = None
 
     def __enter__(self) -> EmbeddedBroker:
@@ -127,6 +139,51 @@ class EmbeddedBroker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
+
+
+def _stop(broker: Broker) -> None:
+    """End its process; one that was killed and takes long to go, on a machine that stands still, goes by itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        broker.stop()
+
+
+def read_passwords(path: Path) -> dict[str, str]:
+    """The passwords by user, of a file with a line `USER:PASSWORD` for each; lines that begin with # say nothing.
+
+    Raises:
+        UsageError: it cannot be read, everybody on this machine may read it, or a line is of another form. No line is
+            shown.
+    """
+    label = f"--password-file {path}"
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
+                raise UsageError(
+                    label, expected="a file that others may not read", got="one that they may", hint=f"chmod 600 {path}"
+                )
+            text = file.read(_MAX_PASSWORD_FILE + 1)
+    except OSError as error:
+        raise UsageError(label, expected="a file of USER:PASSWORD lines", got=error.strerror) from None
+    if len(text) > _MAX_PASSWORD_FILE:
+        raise UsageError(label, expected=f"at most {_MAX_PASSWORD_FILE:,} bytes", got="more")
+    passwords: dict[str, str] = {}
+    for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
+        user, separator, password = line.partition(":")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not (user and separator and password and line.isprintable()) or user in passwords:
+            raise UsageError(label, expected="USER:PASSWORD, each user once", got=f"another line {number}")
+        passwords[user] = password
+    if not passwords:
+        raise UsageError(label, expected="a line USER:PASSWORD or more", got="none")
+    return passwords
+
+
+def _auth_table(passwords: Mapping[str, str]) -> str:
+    if not passwords:
+        return ""
+    users = [f"{toml_value(user)} = {toml_value(password)}" for user, password in passwords.items()]
+    return "\n".join(["[v5.protofleet.connections.auth]", *users, ""])
 
 
 def _import_broker() -> type[Broker]:
@@ -145,12 +202,21 @@ def _import_broker() -> type[Broker]:
 def _free_port(host: str, port: int) -> int:
     """`port`, or a free one for 0, once it is sure that it can be listened on."""
     try:
-        (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        with contextlib.closing(socket.socket(family, kind)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            return int(probe.getsockname()[1])
+        return try_to_listen(host, port)
     except OSError as error:
         raise UsageError(
             "--listen", expected="an address that is free", got=f"{host}:{port}: {error.strerror}", hint="another port"
         ) from None
+
+
+def try_to_listen(host: str, port: int) -> int:
+    """Listen there for a moment; returns the port, a free one for 0.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    with contextlib.closing(socket.socket(family, kind)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        return int(probe.getsockname()[1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
-from protofleet.aggregator.coordinators.standing_coordinator import Solved
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.parts.steps import CoordinatorStep
 from protofleet.aggregator.rollout.rollout_stages import Moved
-from protofleet.aggregator.rounds.round_machine import AwaitingSum, Closed, Extended, Opened, Step
+from protofleet.aggregator.rounds.round_machine import AwaitingSum, Closed, Extended, Opened
 from protofleet.aggregator.server.standing_events import moved, obeyed
 from protofleet.aggregator.store.operator_orders import Obeyed
 
@@ -26,7 +26,7 @@ class RunEvents:
         listener: takes each event.
     """
 
-    def __init__(self, coordinator: Coordinator, listener: events.Listener) -> None:
+    def __init__(self, coordinator: RoundCoordinator, listener: events.Listener) -> None:
         self._core, self._listener = coordinator, listener
         self._waiting: tuple[int, int, bool] | None = None
         self._nobody: tuple[int, int, int] | None = None
@@ -56,7 +56,7 @@ class RunEvents:
         rounds = self._core.rounds
         self._listener(events.ContributionsIn(rounds.number, len(rounds.contributions), rounds.awaited_count))
 
-    def step(self, step: Step | Solved | Obeyed | Moved) -> None:
+    def step(self, step: CoordinatorStep) -> None:
         """A step was done and is durable. The writer of the summary reports the end of the run."""
         rounds, policy = self._core.rounds, self._core.rounds.policy
         if isinstance(step, Obeyed):
@@ -98,13 +98,13 @@ class RunEvents:
         Args:
             last: whether to report what is there now, since nothing more will come.
         """
-        if not self._untold or (self._core.accuracy_batches == self._accuracy_seen and not last):
+        if not self._untold or (self._core.accuracy.batches == self._accuracy_seen and not last):
             return
-        self._accuracy_seen = self._core.accuracy_batches
+        self._accuracy_seen = self._core.accuracy.batches
         if not (last or self._all_told(self._untold)):
             return
         number, self._untold = self._untold, 0
-        accuracy = self._core.accuracy(number)
+        accuracy = self._core.accuracy.after(number)
         if accuracy is None:
             return
         self._listener(
@@ -121,7 +121,7 @@ class RunEvents:
         )
 
     def _all_told(self, number: int) -> bool:
-        accuracy = self._core.accuracy(number)
+        accuracy = self._core.accuracy.after(number)
         return accuracy is not None and accuracy.by_device.keys() >= self._core.record(number).uplink_bytes.keys()
 
     def silent(self, devices: Sequence[str]) -> None:

@@ -27,30 +27,28 @@ published in its name. A living device answers with a birth; for the others the 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from protofleet.aggregator.coordinators.blinded_coordinator import BlindedCoordinator
-from protofleet.aggregator.coordinators.bundle_handout import Handout
-from protofleet.aggregator.coordinators.helper_line import HelperLine
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
-from protofleet.aggregator.coordinators.standing_coordinator import Solved, StandingCoordinator
+from protofleet.aggregator.blinded.helper_line import HelperLine
+from protofleet.aggregator.coordinators.coordinator import Coordinator
 from protofleet.aggregator.enrolment.gate import Intrusion
 from protofleet.aggregator.enrolment.signed_publisher import SignedPublisher
 from protofleet.aggregator.ingest.ingest import Decision
 from protofleet.aggregator.ingest.receipts import Receipts
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.parts.bundle_handout import Handout
+from protofleet.aggregator.parts.steps import Solved
 from protofleet.aggregator.rounds.round_machine import Closed, Finished
+from protofleet.aggregator.server.beginning import Beginning, Process
 from protofleet.aggregator.server.ending import Ending
+from protofleet.aggregator.server.kinds import KINDS
 from protofleet.aggregator.server.retained import RetainedState
-from protofleet.aggregator.server.run_events import RunEvents
 from protofleet.aggregator.server.sole_aggregator import SoleAggregator, check_age
-from protofleet.aggregator.server.standing_events import StandingEvents
+from protofleet.aggregator.server.verdicts import Verdicts
 from protofleet.aggregator.store.operator_orders import Obeyed
 from protofleet.aggregator.workers.shared_rounds import LEARN_S, Sharing
-from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import LedError, LinkError, WireError
 from protofleet.contract.identity.signatures import Signer
 from protofleet.contract.mqtt.certificates import Expiry
@@ -77,78 +75,62 @@ class Server:
     Args:
         listener: receives the events.
         on_round: called after each round and at the end, with whether the run is finished.
-        patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where the plan has no
-            end.
         signer: signs what is published; None for no signatures.
-        take_over: end another aggregator that serves this fleet, instead of refusing to start.
-        is_new_run: whether the store continues as a new run, as its operator has asked.
-        stopping: ends `run` once it is set.
-        manager: of the service, if there is one.
-        each_turn: called after each turn of the loop.
         sharing: this process's part where other processes take contributions, too.
     """
 
     def __init__(
         self,
-        coordinator: Coordinator | StandingCoordinator,
+        coordinator: Coordinator,
         address: Address,
         fleet: str,
         *,
         listener: events.Listener,
         on_round: Callable[[bool], None],
-        patience_s: float | None = None,
         signer: Signer | None = None,
-        take_over: bool = False,
-        is_new_run: bool = False,
-        stopping: threading.Event | None = None,
-        manager: ServiceManager | None = None,
-        each_turn: Callable[[], None] = lambda: None,
+        beginning: Beginning = Beginning(),
+        process: Process | None = None,
         sharing: Sharing | None = None,
     ) -> None:
-        self._sharing, self._is_new_run = sharing, is_new_run
+        process = process or Process()
+        self._sharing, self._is_new_run, patience_s = sharing, beginning.is_new_run, beginning.patience_s
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
         stays = coordinator.rounds.stays or sharing is not None
         self._patience_s = None if patience_s is None and stays else patience_s or PATIENCE_S
-        self._each_turn = each_turn
-        self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
-        self._reporter = (
-            StandingEvents(coordinator, listener)
-            if isinstance(coordinator, StandingCoordinator)
-            else RunEvents(coordinator, listener)
+        self._each_turn, self._stopping, self._manager = process.each_turn, process.stopping, process.manager
+        self._parts, self._reporter = coordinator.parts, KINDS[coordinator.kind].events(coordinator, listener)
+        self._sole_aggregator = SoleAggregator(
+            fleet, self._parts.run, started=int(time.time()), take_over=beginning.take_over
         )
-        self._sole_aggregator = SoleAggregator(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
-        self._publisher = SignedPublisher(fleet, signer, coordinator.issue)
+        self._publisher = SignedPublisher(fleet, signer, self._parts.numbers.issue)
         self._round_topic, self._own_status_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
-        blinded = coordinator if isinstance(coordinator, BlindedCoordinator) else None
+        sums = coordinator.helper
         self._link = Link(
             address,
             client_id(fleet, topics.AGGREGATOR),
             subscriptions=[
                 topics.up(fleet) if sharing is None else topics.shared(fleet, topics.up(fleet)),
                 *(topics.status(fleet), self._round_topic, topics.global_all(fleet)),
-                *([] if blinded is None else [topics.helper_answer(fleet)]),
+                *([] if sums is None else [topics.helper_answer(fleet)]),
             ],
             will=self._will,
             receive_maximum=RECEIVE_MAXIMUM,
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
-        coordinator.closing.patience_s, coordinator.closing.wake = _SHORT_S, self._link.wake
+        self._parts.closing.patience_s, self._parts.closing.wake = _SHORT_S, self._link.wake
         self._receipts = Receipts(fleet, self._link, self._publisher, listener)
-        self._handout = Handout(coordinator, self._link, address, fleet, listener, self._publisher)
+        self._handout = Handout(self._parts, self._link, address, fleet, listener, self._publisher)
         wait = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
-        line = (
-            None if blinded is None else HelperLine(blinded, self._link, fleet, seal=self._publisher.sealed, waits=wait)
-        )
-        self._helper = line
-        self._limit_bytes = coordinator.limit_bytes
+        seal = self._publisher.sealed
+        self._helper = None if sums is None else HelperLine(sums, self._link, fleet, seal=seal, waits=wait)
+        self._verdicts = Verdicts(coordinator, self._link, fleet, self._publisher, self._receipts)
+        self._limit_bytes = self._parts.terms.limit_bytes
         self._retained = RetainedState(fleet, self._link, self._publisher)
         self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._early: list[Received] = []  # what came before this was the sole aggregator
-        self._joint_told: dict[str, int] = {}  # of which round's joint head a device's process was given
-        self._born: set[str] = set()  # devices that are to know that a round left them out, or counts them again
         self._ask: deque[tuple[str, bytes]] = deque()
         self._published_deaths: dict[str, bytes] = {}  # deaths that we published in a device's name
         self._was_finished = coordinator.is_finished
@@ -183,7 +165,7 @@ class Server:
                 self._say(self._own_status_topic, self._sole_aggregator.death)
             self._handout.close()
             self._link.close()
-            self._core.closing.abandon()
+            self._parts.closing.abandon()
             self._listener(events.Ended(self._connections, self._link.dropped))
 
     def broker_certificate(self) -> Expiry | None:
@@ -210,24 +192,23 @@ class Server:
         decisions = self._take(sent, now)
         if sent:
             self._listener(events.BatchTaken(len(sent), time.perf_counter() - began))
-        self._receipts.send(self._core.status_answers() + decisions, now)
+        self._receipts.send(self._parts.statuses.take_answers() + decisions, now)
         for message in received:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
             self._reporter.committed()
         self._reporter.accuracy()
         self._advance()
-        self._tell_verdicts(self._born)
-        self._born.clear()
+        self._verdicts.turn(self._limit_bytes)
         self._handout.turn(self._limit_bytes)
         if self._helper is not None:
             self._helper.turn(time.monotonic(), self._limit_bytes)
         self._ask_the_silent()
         self._mend(now)
         self._reporter.waits(time.monotonic())
-        for suspected in self._core.departures(time.time()):
+        for suspected in self._parts.departures(time.time()):
             self._listener(suspected)
-        for intruder in self._core.gate.take_news(time.time()):
+        for intruder in self._parts.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 
     def _take(self, sent: list[tuple[str, bytes]], now: float) -> list[Decision]:
@@ -241,7 +222,7 @@ class Server:
     def _gather(self) -> list[Received]:
         now = time.monotonic()
         # only the sole aggregator opens and closes
-        waits_for_due = self._sole_aggregator.is_sole and not self._core.closing.has_work  # the end of which wakes us
+        waits_for_due = self._sole_aggregator.is_sole and not self._parts.closing.has_work  # the end of which wakes us
         due_s = self._core.rounds.due_in_s(now) if waits_for_due else None
         helper_s = self._helper.wait_s(now) if self._helper is not None and self._sole_aggregator.is_sole else None
         learn_s = None if self._sharing is None else LEARN_S
@@ -282,16 +263,16 @@ class Server:
             self._hear_announcement(message)
         elif kind == "helper":
             if self._helper is not None and not self._helper.hear(message.payload):
-                self._core.malformed()
+                self._parts.uncounted.malformed()
         elif kind == "global":
             state, now = self._core.state, time.monotonic()
             if self._sole_aggregator.is_sole and not self._retained.hear(message, state, self._limit_bytes, now):
-                self._core.malformed()
+                self._parts.uncounted.malformed()
         elif message.payload:
             try:
                 device = topics.device_of(message.topic)
             except WireError:  # an id that the broker allows and we do not
-                self._core.malformed()
+                self._parts.uncounted.malformed()
                 return False
             if kind == "up":
                 return self._sole_aggregator.is_sole
@@ -306,16 +287,14 @@ class Server:
             message.topic, message.payload
         )
         now, is_news = time.monotonic(), not message.retained
-        if self._core.status(device, message.payload, now, is_ours=is_ours, is_news=is_news):
-            self._joint_told.pop(device, None)  # another process, or one that was away
-        if self._core.verdict(device) is not None:
-            self._born.add(device)
+        is_another = self._core.status(device, message.payload, now, is_ours=is_ours, is_news=is_news)
+        self._verdicts.heard(device, is_another=is_another)
         if self._ending is not None and self._core.rounds.is_online(device):
             self._ending.note_online(device)
 
     def _enrol(self, device: str, payload: bytes, now: float) -> bool:
         """Whether a message asks for a device to be enrolled; then it is answered, and durable."""
-        receipt = self._core.enrol(device, payload, time.time())
+        receipt = self._parts.enrol(device, payload, time.time())
         if receipt is None:
             return False
         self._receipts.answer(device, receipt, now, is_intruder=receipt.status == "rejected")
@@ -356,11 +335,11 @@ class Server:
             try:
                 self._sole_aggregator.heard(status, time.monotonic())
             except LinkError as error:
-                if self._sharing is None or status.instance[:4] != self._core.run:
+                if self._sharing is None or status.instance[:4] != self._parts.run:
                     raise
                 raise LedError(str(error)) from None  # of our own store: it leads now
         elif status is not None:
-            self._core.malformed()
+            self._parts.uncounted.malformed()
 
     def _own_message(self, message: Received) -> Message | None:
         """The message on one of our topics, if it counts. A sender that poses as us is noted."""
@@ -368,9 +347,9 @@ class Server:
             return self._publisher.heard(message.topic, message.payload)
         except Intrusion as intrusion:
             if not message.retained:
-                self._core.gate.note(topics.AGGREGATOR, intrusion.cause, str(intrusion), time.time())
+                self._parts.gate.note(topics.AGGREGATOR, intrusion.cause, str(intrusion), time.time())
         except WireError:
-            self._core.malformed()
+            self._parts.uncounted.malformed()
         if not message.retained and self._sole_aggregator.is_sole:
             self._publisher.overwritten(time.monotonic())
         return None
@@ -387,11 +366,11 @@ class Server:
         announcement = self._own_message(message)
         if not isinstance(announcement, Announcement):
             if announcement is not None:
-                self._core.malformed()
+                self._parts.uncounted.malformed()
             return
         if message.retained:  # ours, if we sign
-            self._core.note_numbers(self._publisher.marks(announcement))
-        if announcement.run == self._core.run:
+            self._parts.numbers.note(self._publisher.marks(announcement))
+        if announcement.run == self._parts.run:
             later = announcement.epoch - self._core.announcement().epoch
             if self._sharing is not None and later > 0:
                 self._sharing.check_leads()  # if another does; else anybody may have said it
@@ -411,8 +390,8 @@ class Server:
 
     def _connected(self, event: Connected) -> None:
         self._connections += 1
-        self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
-        least = self._core.least_limit_bytes + self._publisher.room_bytes
+        self._limit_bytes = min(event.limit_bytes, self._parts.terms.limit_bytes)
+        least = self._parts.terms.least_limit_bytes + self._publisher.room_bytes
         if self._limit_bytes < least:
             raise LinkError(
                 f"broker {self._address} takes messages of {event.limit_bytes} bytes",
@@ -431,12 +410,12 @@ class Server:
 
     def _go_above(self) -> None:
         """Number again if devices have heard higher numbers of ours than our store knows."""
-        heard = self._core.take_heard()
-        issued = self._core.issued if heard and self._publisher.signs else 0
+        heard = self._parts.numbers.take_heard()
+        issued = self._parts.numbers.issued if heard and self._publisher.signs else 0
         lost = self._publisher.lost(heard, issued)
         if not lost:
             return
-        self._core.issued_elsewhere(lost)
+        self._parts.numbers.issued_elsewhere(lost)
         if issued or lost > time.time() * 1000:
             self._listener(events.NumbersLost(lost, issued, self._is_new_run))
         if self._sole_aggregator.is_sole:
@@ -457,8 +436,10 @@ class Server:
     def _advance(self) -> None:
         until_s = time.monotonic() + TURN_S
         while (step := self._core.advance(time.monotonic(), time.time())) is not None:
-            if isinstance(step, Closed) and isinstance(self._core, Coordinator):
-                self._tell_verdicts(self._core.verdicts)  # before the state that the devices test themselves with
+            if isinstance(step, Closed):
+                self._verdicts.tell(
+                    self._core.verdicts, self._limit_bytes
+                )  # before the state that the devices test themselves with
             if isinstance(step, Closed | Solved | Obeyed):
                 self._publish_state()
             self._reporter.step(step)
@@ -470,23 +451,6 @@ class Server:
                 self._finish()
             if isinstance(step, Obeyed) and time.monotonic() >= until_s:  # a thousand of them keep no device waiting
                 return
-
-    def _tell_verdicts(self, devices: Collection[str]) -> None:
-        """Tell devices that a closed round left them out, or that they count again: now, and at each birth."""
-        for device in devices:
-            receipt = self._core.verdict(device)
-            if receipt is not None and self._core.rounds.is_online(device):
-                self._receipts.answer(device, receipt, time.monotonic(), is_intruder=False)
-                self._give_joint(device)
-
-    def _give_joint(self, device: str) -> None:
-        """Send a device the joint head of the devices that agree with it, if any: once to each of its processes."""
-        joint = self._core.joint_of(device)
-        if joint is None or self._joint_told.get(device) == joint.state.round:
-            return
-        self._joint_told[device], topic = joint.state.round, topics.down(self._fleet, device)
-        for part in joint.parts(self._limit_bytes - self._publisher.room_bytes):
-            self._link.publish(topic, self._publisher.sealed(topic, encode(part, "f32")))
 
     def _finish(self) -> None:
         """The plan is done; wait for devices that lack a receipt."""

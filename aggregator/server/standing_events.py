@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protofleet.aggregator.coordinators.standing_coordinator import Solved, StandingCoordinator
+from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.parts.steps import CoordinatorStep, Solved
 from protofleet.aggregator.rollout.rollout_stages import Halted, Moved, Widened
-from protofleet.aggregator.rounds.round_machine import Step
 from protofleet.aggregator.store.operator_orders import Obeyed
 
 __all__ = ["StandingEvents", "moved", "obeyed"]
@@ -31,7 +31,7 @@ class StandingEvents:
     def committed(self) -> None:
         """Contributions have become durable; how many devices stand is told by `waits`."""
 
-    def step(self, step: Step | Solved | Obeyed | Moved) -> None:
+    def step(self, step: CoordinatorStep) -> None:
         """A step was done and is durable."""
         if isinstance(step, Solved):
             told, doubt = self._core.told, self._core.doubt

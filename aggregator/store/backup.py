@@ -25,19 +25,17 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofleet.aggregator.database import AnyPlace, Connection, PostgresPlace, beside, place_of, read_only, upsert
-from protofleet.aggregator.database.copy_rows import into_file, into_schema
-from protofleet.aggregator.database.postgres import replacing
-from protofleet.aggregator.database.postgres_connection import PostgresConnection
+from protofleet.aggregator.database import AnyPlace, Connection, beside, engine_of, place_of, read_only, upsert
+from protofleet.aggregator.database.engines import Place
 from protofleet.aggregator.store.order_table import Order, orders
 from protofleet.aggregator.store.schema import KIND, MADE_AT, draw_run
 from protofleet.contract.errors import ProtofleetError, StoreError, UsageError
 from protofleet.contract.files.atomic_files import lock, whole_file
-from protofleet.contract.files.sqlite import Database, is_taken
+from protofleet.contract.files.sqlite import Database, Kind, is_taken
 
 __all__ = ["WRITTEN_TO", "BackedUp", "Restored", "back_up", "restore"]
 
@@ -98,7 +96,7 @@ def back_up(store: AnyPlace, out: str | os.PathLike[str], who: str) -> BackedUp:
         made_at = time.time()
         with _disk_errors(title), whole_file(out) as file, _alone(file.name):
             os.fchmod(file.fileno(), 0o600)
-            _copy(source, file.name, title, f"store {shown}")
+            _copy(source, file.name, title, f"store {shown}", engine_of(place_of(store)).into_file)
             with _plain(file.name) as copy:
                 copy.execute(upsert("meta", "name", "value"), (MADE_AT, b"%r" % made_at))
     unrecorded = ""
@@ -123,9 +121,9 @@ def restore(backup: str | os.PathLike[str], store: AnyPlace, who: str, *, force:
         UsageError: the backup is none, there is a store and `force` was not given, or it is of another fleet.
     """
     place, title = place_of(store), f"store {place_of(store)}"
-    if isinstance(place, PostgresPlace):
+    if engine_of(place).replacing is not None:
         return _restore_there(backup, place, who, force=force)
-    path = os.path.realpath(place)
+    path = os.path.realpath(str(place))
     if os.path.realpath(backup) == path:
         raise UsageError(f"--store {place}", expected="another file than the backup", got="the same")
     with _reserved(path, force) as former, _disk_errors(title):
@@ -145,17 +143,19 @@ def restore(backup: str | os.PathLike[str], store: AnyPlace, who: str, *, force:
     return Restored(renewed[0], renewed[1], renewed[2], former is not None)
 
 
-def _restore_there(backup: str | os.PathLike[str], place: PostgresPlace, who: str, *, force: bool) -> Restored:
+def _restore_there(backup: str | os.PathLike[str], place: Place, who: str, *, force: bool) -> Restored:
     """The same where the store is on a server: in one transaction, its tables too; nothing is there before all is."""
-    title = f"store {place}"
-    with _disk_errors(title), _present(backup) as source, replacing(place, KIND) as db:
+    title, engine = f"store {place}", engine_of(place)
+    assert engine.replacing is not None
+    assert engine.into_schema is not None
+    with _disk_errors(title), _present(backup) as source, engine.replacing(place, KIND) as db:
         fleet = _fleet_of(db)
         if fleet is not None and not force:
             got, hint = "one that is there", "--force to replace it, or another --store"
             raise UsageError(f"--store {place}", expected="a new store", got=got, hint=hint)
         _check_fleet(source, fleet, title)
         orders_before = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
-        into_schema(source, db)
+        engine.into_schema(source, db)
         run, made_at, again = _renew(db, orders_before, who, os.path.abspath(backup))
     return Restored(run, made_at, again, fleet is not None)
 
@@ -243,10 +243,19 @@ def _fleet_of(db: Connection) -> bytes | None:
     return None if row is None or not isinstance(row[0], bytes) else row[0]
 
 
-def _copy(source: Connection, path: str, title: str, source_title: str) -> None:
+def _copy(
+    source: Connection,
+    path: str,
+    title: str,
+    source_title: str,
+    into_file: Callable[[Connection, sqlite3.Connection, Kind], None] | None = None,
+) -> None:
     """Copy all of a database as it is now into an empty file, and check the copy.
 
     The copy has no log file beside it, whatever the source has.
+
+    Args:
+        into_file: of the source's engine; None where the source is a SQLite file.
 
     Raises:
         StoreError: the disk refuses the copy, and the message names `title`; or the source cannot be read, and the
@@ -254,7 +263,7 @@ def _copy(source: Connection, path: str, title: str, source_title: str) -> None:
     """
     try:
         with _plain(path) as copy:
-            if isinstance(source, PostgresConnection):
+            if into_file is not None:
                 into_file(source, copy, KIND)
             else:
                 assert isinstance(source, sqlite3.Connection)

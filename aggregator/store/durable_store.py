@@ -119,6 +119,7 @@ class Store(Protocol):
     ) -> Collection[Key]: ...
     def awaits_accuracy(self, round: int, device: str) -> bool: ...
     def taken(self, round: int, method: str) -> tuple[list[str], list[str]]: ...
+    def taken_count(self, round: int, method: str) -> tuple[int, int]: ...
     def keep_accuracy(self, reports: Sequence[AccuracyReport]) -> None: ...
     def accuracy(self, round: int) -> dict[str, Accuracy]: ...
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
@@ -285,7 +286,18 @@ class DurableStore:
             rows = self._db.execute(
                 "SELECT device FROM contribution WHERE round = ? AND method = ?", (round, method)
             ).fetchall()
-        return [str(device) for (device,) in rows], self.refusals(round)
+        with as_written(self._file.path):
+            return _names(rows), self.refusals(round)
+
+    def taken_count(self, round: int, method: str) -> tuple[int, int]:
+        """How many contributions to a round are committed, and how many devices were rejected."""
+        with self._disk():
+            row = self._db.execute(
+                "SELECT (SELECT count(*) FROM contribution WHERE round = ? AND method = ?),"
+                " (SELECT count(*) FROM refusal WHERE round = ?)",
+                (round, method, round),
+            ).fetchone()
+        return int(row[0]), int(row[1])
 
     def awaits_accuracy(self, round: int, device: str) -> bool:
         """Whether `device` contributed to the closed `round` and has not yet reported its accuracy after it."""
@@ -462,7 +474,8 @@ class DurableStore:
         """The devices whose contribution to `round` was rejected."""
         with self._disk():
             rows = self._db.execute("SELECT device FROM refusal WHERE round = ? ORDER BY device", (round,)).fetchall()
-        return [str(device) for (device,) in rows]
+        with as_written(self._file.path):
+            return _names(rows)
 
     def tallies(self) -> dict[tuple[int, str], int]:
         """Messages by round and outcome; round 0 for messages of no round."""
@@ -535,8 +548,19 @@ def _by_round(rows: Iterable[tuple[int, str, int]]) -> dict[int, dict[str, int]]
     """Numbers by round and name."""
     numbers: dict[int, dict[str, int]] = {}
     for round, name, number in rows:
-        numbers.setdefault(round, {})[name] = int(number)
+        numbers.setdefault(round, {})[_name(name)] = int(number)
     return numbers
+
+
+def _names(rows: Iterable[tuple[object]]) -> list[str]:
+    return [_name(name) for (name,) in rows]
+
+
+def _name(written: object) -> str:
+    """A name as it was written; ValueError for bytes, which `str` would turn into the name of another device."""
+    if not isinstance(written, str):
+        raise ValueError(f"{written!r} in place of a name")
+    return written
 
 
 @contextmanager
@@ -558,9 +582,9 @@ def contributions(db: Connection, round: int, method: str) -> Iterator[tuple[str
 
 
 def devices_of(db: Connection, round: int, method: str) -> list[str]:
-    """The devices that contributed to a round, in the order of `contributions`."""
+    """The devices that contributed to a round, in the order of `contributions`; ValueError for what is no name."""
     rows = db.execute("SELECT device FROM contribution WHERE round = ? AND method = ? ORDER BY device", (round, method))
-    return [str(device) for (device,) in rows.fetchall()]
+    return _names(rows.fetchall())
 
 
 def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:

@@ -43,7 +43,7 @@ class RoundRecord:
         classes_merged: how many classes its result holds; None while it is open.
         uplink_bytes: payload bytes received for each committed contribution, by device.
         tally: messages by outcome.
-        taken_back: whether it no longer counts (`aggregator/coordinators/rollback.py`).
+        taken_back: whether it no longer counts (`aggregator/closing/rollback.py`).
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The global states that the newest rounds began with, in the store (`aggregator/coordinators/rollback.py`)."""
+"""The global states that the newest rounds began with, in the store (`aggregator/closing/rollback.py`)."""
 
 from __future__ import annotations
 

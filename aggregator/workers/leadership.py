@@ -47,7 +47,7 @@ class Leadership:
         stopping: threading.Event,
     ) -> None:
         self._owner, self._extends, self._stopping = owner, extends, stopping
-        decides = repr((settings, sorted(extends)))
+        decides = repr((settings.digest(), sorted(extends)))
         self.settings = hashlib.sha256(decides.encode()).hexdigest()
         self._has_worked = False
 

@@ -12,17 +12,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
+from protofleet.aggregator.coordinators.coordinator import Coordinator
 from protofleet.aggregator.database.postgres_members import BEAT_S, StaleError
 from protofleet.aggregator.ingest.ingest import MAX_IN_PROGRESS, Decision
-from protofleet.aggregator.workers.shared_standing import SharedStanding
 from protofleet.aggregator.workers.shared_store import SharedStore
 from protofleet.contract.wire.messages import Chunk
 
 __all__ = ["LEARN_S", "Sharing"]
 
 LEARN_S, SELDOM_S = 0.25, 2.0  # between the leader's looks, at least and at most
-_EASE = 10.0  # between these, so many times as long as one takes
 _SETTLED = ("committed", "duplicate", "late", "rejected", "need-chunks")  # the last: what came is of no use
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
@@ -36,11 +34,11 @@ class Sharing:
         store: commits.
     """
 
-    def __init__(self, core: Coordinator | SharedStanding, store: SharedStore) -> None:
+    def __init__(self, core: Coordinator, store: SharedStore) -> None:
         self._core, self._store = core, store
         self._fed: OrderedDict[_Whole, tuple[Chunk, set[int]]] = OrderedDict()  # which chunks the core has been given
         self._learn_at = self._beat_at = float("-inf")
-        self._swept, self._count = -1, (-1, -1, -1)
+        self._swept = 0
 
     def take(self, batch: Sequence[_Message], now: float) -> list[Decision]:
         """As `Coordinator.take`.
@@ -114,19 +112,13 @@ class Sharing:
             self._beat_at = now + BEAT_S
         if now < self._learn_at:
             return False
+        number = self._core.rounds.number
+        if number > self._swept:  # what nobody has put together is of no round any more
+            self._store.drop_chunks((), "", number)
+            self._swept = number
         began = time.monotonic()
-        if isinstance(self._core, SharedStanding):
-            news = self._core.learn(now)
-            self._learn_at = now if self._core.lags else now + _wait_s(time.monotonic() - began)
-            return news
-        rounds = self._core.rounds
-        if rounds.number != self._swept:  # what nobody has put together is of no round any more
-            self._store.drop_chunks((), "", rounds.number)
-            self._swept = rounds.number
-        count = (rounds.number, *self._store.taken_count(rounds.number, rounds.method))
-        news = count != self._count and self._core.learn()
-        self._count = count
-        self._learn_at = now + _wait_s(_EASE * (time.monotonic() - began))
+        news = self._core.learn(now)
+        self._learn_at = now if self._core.lags else now + _wait_s(self._core.rest * (time.monotonic() - began))
         return news
 
     def _with_others(self, batch: Sequence[_Message]) -> list[_Message]:
@@ -153,10 +145,7 @@ class Sharing:
         return others + list(batch)
 
     def _is_taken(self, question: Decision) -> bool:
-        receipt = question.receipt
-        if receipt is not None and isinstance(self._core, SharedStanding):
-            return self._core.has_taken(question.device, receipt.round)
-        return receipt is not None and self._store.holds(receipt.round, receipt.method, question.device)
+        return question.receipt is not None and self._core.has_taken(question.device, question.receipt)
 
     def _let_go(self, decisions: Sequence[Decision]) -> None:
         """Chunks of what was decided on are needed no longer, nor are those of which one is forged or damaged."""

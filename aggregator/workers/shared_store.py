@@ -149,16 +149,6 @@ class SharedStore(DurableStore):
             db.executemany(upsert("refusal", "round, device"), sorted(refusals))
         return {(a.round, a.method, a.device) for n, a in numbered if n not in ours}
 
-    def taken_count(self, round: int, method: str) -> tuple[int, int]:
-        """How many contributions to a round are committed, and how many devices were rejected."""
-        with self._disk():
-            row = self._db.execute(
-                "SELECT (SELECT count(*) FROM contribution WHERE round = ? AND method = ?),"
-                " (SELECT count(*) FROM refusal WHERE round = ?)",
-                (round, method, round),
-            ).fetchone()
-        return int(row[0]), int(row[1])
-
     def _ours(self, ids: Sequence[int]) -> set[int]:
         if not ids:
             return set()

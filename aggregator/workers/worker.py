@@ -19,15 +19,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
-from protofleet.aggregator.coordinators.bundle_handout import Handout
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
+from protofleet.aggregator.coordinators.coordinator import Coordinator
 from protofleet.aggregator.database.postgres_members import StaleError
 from protofleet.aggregator.enrolment.signed_publisher import SignedPublisher
 from protofleet.aggregator.ingest.ingest import Decision
 from protofleet.aggregator.ingest.receipts import Receipts
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.parts.bundle_handout import Handout
 from protofleet.aggregator.workers.shared_rounds import Sharing
-from protofleet.aggregator.workers.shared_standing import SharedStanding
 from protofleet.aggregator.workers.shared_store import SharedStore
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import StoreError, StoreLostError, WireError
@@ -60,7 +59,7 @@ class Worker:
     def __init__(
         self,
         store: SharedStore,
-        make_core: Callable[[], Coordinator | SharedStanding],
+        make_core: Callable[[], Coordinator],
         address: Address,
         fleet: str,
         *,
@@ -75,7 +74,7 @@ class Worker:
         self._stopping, self._manager = stopping, manager
         self._read()
         self._address, self._fleet = address, fleet
-        self._publisher = SignedPublisher(fleet, signer, self._core.issue)  # it announces nothing
+        self._publisher = SignedPublisher(fleet, signer, self._core.parts.numbers.issue)  # it announces nothing
         self._link = Link(
             address,
             client_id(fleet, "worker"),
@@ -84,8 +83,8 @@ class Worker:
             largest_bytes=self._core.largest_message_bytes + ENVELOPE_BYTES,
         )
         self._receipts = Receipts(fleet, self._link, self._publisher, listener)
-        self._handout = Handout(self._core, self._link, address, fleet, listener, self._publisher, follows=False)
-        self._limit_bytes, self._look_at = self._core.limit_bytes, 0.0
+        self._handout = Handout(self._core.parts, self._link, address, fleet, listener, self._publisher, follows=False)
+        self._limit_bytes, self._look_at = self._core.parts.terms.limit_bytes, 0.0
         self._hears = False  # whether there is a broker
 
     def run(self) -> Literal["nobody leads", "stopped"]:
@@ -112,7 +111,7 @@ class Worker:
             self._link.close()
 
     @property
-    def core(self) -> Coordinator | SharedStanding:
+    def core(self) -> Coordinator:
         """The fleet's state, as last read from the store."""
         return self._core
 
@@ -141,7 +140,7 @@ class Worker:
         for message in received:
             self._link.acknowledge(message)
         self._handout.turn(self._limit_bytes)
-        for intruder in self._core.gate.take_news(time.time()):
+        for intruder in self._core.parts.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
         if now < self._look_at or not self._hears:  # a leader that hears nobody either is no worse
             return False
@@ -166,9 +165,9 @@ class Worker:
                 break
         self._sharing = Sharing(self._core, self._store)
         if hasattr(self, "_handout"):
-            self._handout.serve(self._core)
+            self._handout.serve(self._core.parts)
 
-    def _made_of_one_moment(self) -> Coordinator | SharedStanding | None:
+    def _made_of_one_moment(self) -> Coordinator | None:
         """A core; None where the store changed meanwhile, so that parts of it may not fit each other."""
         try:
             core = self._make_core()
@@ -189,7 +188,7 @@ class Worker:
                 if len(received) >= BATCH:
                     break
             elif isinstance(event, Connected):
-                self._limit_bytes, self._hears = min(event.limit_bytes, self._core.limit_bytes), True
+                self._limit_bytes, self._hears = min(event.limit_bytes, self._core.parts.terms.limit_bytes), True
                 self._listener(events.LinkUp(str(self._address), self._limit_bytes))
             elif isinstance(event, Disconnected):
                 received.clear()  # they could not be acknowledged any more, and are sent again
@@ -209,11 +208,11 @@ class Worker:
         try:
             return topics.device_of(message.topic), message.payload
         except WireError:
-            self._core.malformed()
+            self._core.parts.uncounted.malformed()
             return None
 
     def _enrol(self, device: str, payload: bytes, now: float) -> bool:
-        receipt = self._core.enrol(device, payload, time.time())
+        receipt = self._core.parts.enrol(device, payload, time.time())
         if receipt is None:
             return False
         self._receipts.answer(device, receipt, now, is_intruder=receipt.status == "rejected")

@@ -5,6 +5,7 @@ to, and an attacker, who reads everything, publishes anything, and has no key.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ from protofleet.export.bundles.build import build_bundle
 FLEET, LABELS = "pets", ("cat", "dog", "bird")
 PATIENCE_S = 40.0
 RUN = b"evil"
+logger = logging.getLogger("protofleet")
+logger.setLevel(logging.INFO)
 EXPORTER = bytes(range(32))  # signs the bundle; the aggregator has a key of its own
 
 
@@ -67,6 +70,18 @@ def happens(what: Callable[[], Any], within_s: float, again: Callable[[], None] 
     return False
 
 
+class _OfThread(logging.Handler):
+    """Keeps what the present thread says."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self._said, self._thread = said, threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self._said.append(record.getMessage())
+
+
 @dataclass
 class Part:
     """An aggregator or a device on a thread of its own."""
@@ -82,7 +97,8 @@ class Part:
 
     def _run(self) -> None:
         try:
-            self.thing.run(lambda said: self.said.append(str(said)))
+            logger.addHandler(_OfThread(self.said))
+            self.thing.run()
         except ProtofleetError as error:
             self.error = error
 

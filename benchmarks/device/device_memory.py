@@ -34,9 +34,10 @@ import numpy as np
 
 from protofleet.aggregator.server.broker import EmbeddedBroker
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.data.load import load_data
 from protofleet.edge_client.hardware.process_metrics import board_name, versions
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.trials.memory_limit import BESIDE_BYTES, measured_bytes
 from protofleet.export.bundles.build import build_bundle
 from protofleet.export.cli import read_shape
@@ -152,7 +153,7 @@ def measure(folder: Path, case: Case, rounds: int) -> Result:
         "data": ".",
     }
     way = "parts" if case.micro_batch else "whole"
-    trial = measured_bytes(folder / "fleet.bundle", read_settings(None, given), 10**10, way).all or 0
+    trial = measured_bytes(folder / "fleet.bundle", read_settings(ClientSettings, given), 10**10, way).all or 0
     trial_mb = (trial - BESIDE_BYTES) / 1e6
     return Result(case.backbone, case.batch, case.images, *idle, peak_mb, *after, trial_mb, summary["step_ms"])
 

@@ -34,6 +34,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from protofleet.contract.bundle.bundle_file import SCHEMA, Manifest
+from protofleet.contract.console.logs import told
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.load import load_data
 from protofleet.edge_client.data.samples import release_pages
@@ -108,7 +109,8 @@ def child(what: str, folder: Path, cache: Path, side: int, plain: int) -> dict[s
     if what == "plain":
         plainly(files, side)
     elif what != "imports":
-        data = load_data(folder, manifest(side), cache=cache, log=lambda line: print(line, file=sys.stderr))
+        with told(lambda line: print(line, file=sys.stderr)):
+            data = load_data(folder, manifest(side), cache=cache)
         count = len(data)
     seconds, processor_s = time.perf_counter() - began, time.process_time() - worked
     if what == "again":

@@ -8,7 +8,8 @@
         times
 
 The forms: `whole`, no activation in runs of channels; `portable`, what a bundle's train_step.onnx is; `lanes16` or
-`lanes8`, what `export --for-x86` adds, where this ONNX Runtime has the operators. Beside them eager torch, and eager
+`lanes8`, what `export --for-x86` adds, where this ONNX Runtime has the operators; `kernels`, what `export
+--for-kernels` adds, where the wheel protofleet-kernels is installed. Beside them eager torch, and eager
 torch with channels_last. What is printed is the processor time of the process (all threads), the fastest of the
 repetitions, and its ratio to the faster of both torches; under load that is steadier than a clock on the wall.
 """
@@ -16,7 +17,6 @@ repetitions, and its ratio to the faster of both torches; under load that is ste
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import resource
 import sys
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.device.train_step import CLASSES, eager_step
+from protofleet.contract.bundle.native_kernels import installed_kernels
 from protofleet.contract.bundle.onnx_runtime import ort
 from protofleet.contract.methods import method
 from protofleet.export.backbones.backbone import build_backbone
@@ -126,14 +127,13 @@ def prepared(case: str) -> tuple[dict[str, bytes], dict[str, Any]]:
     block = block_here()
     if block is not None and int(batch) % block == 0:
         graphs[f"lanes{block}"] = export_step(*arguments, lanes=block)
+    if installed_kernels() is not None:
+        graphs["kernels"] = export_step(*arguments, kernels=True)
     state = initial_state(net, plan, 0)
     images = random_images(plan, int(batch), shape, int(batch), np.random.default_rng(0))
     feed = {"x": images.x, **images.inputs(), "lr": np.asarray(1e-4, dtype=np.float32), **state}
-    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
-    peers = {
-        "torch": eager_step(net, preprocess, plan, state, images),
-        "channels_last": eager_step(last, preprocess, plan, state, images),
-    }
+    orders = {"torch": torch.contiguous_format, "channels_last": torch.channels_last}
+    peers = {name: eager_step(net, preprocess, plan, state, images, order) for name, order in orders.items()}
     return graphs, {"feed": feed, "torch": peers}
 
 

@@ -5,12 +5,18 @@
 
 All do the same: forward, objective, backward, SGD with the method's own momentum and weight decay, on the same
 images. Eager torch comes twice, with activations as they are and channels last, both with its fused SGD; the ratio is
-that to the faster of them. They take turns, one step each, so that whatever else the machine does falls on all; the
-ratio is that of the medians, and that of the fastest steps is printed beside it. Parameters are bound, not copied, and
-the session has the options that it has on a device.
+that to the faster of them. They take turns, one step each, so that whatever else the machine does falls on all.
+Parameters are bound, not copied, and the session has the options that it has on a device.
 
-The bound is what direct convolution takes at least: torch's own count of a step's floating-point operations, at the
-speed of the best matrix product of this ONNX Runtime on this machine, measured in the same run.
+Where the wheel protofleet-kernels is installed, its form of the step (`export --for-kernels`) takes turns with them,
+and its ratio stands beside that of the portable step.
+
+Times are processor time of the process, all threads, each as the fastest of the repetitions; `by clock` is the ratio of
+the medians on the clock. Two threads beside other work compare how either library waits, and not how it computes. So
+beside more than a tenth of a core of other work the clock's ratio is not printed, and with two threads no ratio is.
+
+The bound is what direct convolution takes at least: a step's floating-point operations, at the speed of the best matrix
+product of this ONNX Runtime on this machine, measured in the same run.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
+import os
 import platform
 import statistics
 import sys
@@ -30,6 +38,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from protofleet.contract.bundle.native_kernels import installed_kernels
 from protofleet.contract.bundle.onnx_runtime import ort
 from protofleet.contract.methods import method
 from protofleet.edge_client.training.onnx_session import open_session
@@ -50,6 +59,19 @@ TARGETS = {  # backbone:input:batch:method → largest ratio wanted to the faste
 }
 _SIDE = 768  # of the square matrices whose product says how fast the machine is
 _WARM_UP = 3  # turns that are not counted
+_QUIET = 0.1  # cores of other work
+_COLUMNS = {  # of the table: heading and key of a row
+    "ours": "onnxruntime_ms",
+    "eager": "torch_ms",
+    "ch. last": "channels_last_ms",
+    "ratio": "ratio",
+    "by clock": "ratio_by_clock",
+    "kernels": "kernels_ms",
+    "ratio k.": "kernels_ratio",
+    "bound": "bound_ms",
+    "share": "share",
+    "others": "other_cores",
+}
 
 
 def main() -> int:
@@ -63,23 +85,25 @@ def main() -> int:
     for threads in options.threads or (1, 2):
         torch.set_num_threads(threads)
         speed = product_speed(threads)
-        print(f"{threads} thread(s); products at {speed:.0f} GFLOP/s; medians in ms")
-        heads = "".join(f" {head:>8s}" for head in ("ours", "eager", "ch. last", "ratio", "fastest", "bound", "share"))
-        print(f"{'case':40s}{heads}")
+        print(f"{threads} thread(s); products at {speed:.0f} GFLOP/s; the fastest steps in ms of processor time")
+        print(f"{'case':40s}" + "".join(f" {head:>8s}" for head in _COLUMNS))
         for case in options.case or TARGETS:
             row = measure(case, options.repeats, threads, speed)
             rows.append(row)
-            keys = ("onnxruntime_ms", "torch_ms", "channels_last_ms", "ratio", "ratio_of_fastest", "bound_ms", "share")
             target = f"  <= {row['target']}" if row["target"] else ""
-            print(f"{case:40s}" + "".join(f" {row[key]:8.2f}" for key in keys) + target, flush=True)
+            print(f"{case:40s}" + "".join(_cell(row.get(key)) for key in _COLUMNS.values()) + target, flush=True)
     if options.json:
         versions = {"onnxruntime": ort.__version__, "torch": torch.__version__, "machine": platform.processor()}
-        options.json.write_text(json.dumps({"schema": "protofleet.train-step/2", **versions, "rows": rows}, indent=1))
+        options.json.write_text(json.dumps({"schema": "protofleet.train-step/3", **versions, "rows": rows}, indent=1))
     return 0
 
 
+def _cell(value: object) -> str:
+    return f" {value:8.2f}" if isinstance(value, float) else f" {'–':>8s}"
+
+
 def product_speed(threads: int) -> float:
-    """GFLOP/s of a large matrix product in ONNX Runtime, the best of some."""
+    """GFLOP of a large matrix product in ONNX Runtime for each second of processor time, the best of some."""
     graph, shape = Graph("product"), (_SIDE, _SIDE)
     graph.output(
         graph.op("MatMul", *(graph.input(name, torch.float32, shape) for name in "ab")), "y", torch.float32, shape
@@ -88,9 +112,9 @@ def product_speed(threads: int) -> float:
     feed = {name: np.ones(shape, np.float32) for name in "ab"}
     seconds = []
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()
         session.run(["y"], feed)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return 2 * _SIDE**3 / min(seconds) / 1e9
 
 
@@ -116,29 +140,83 @@ def measure(case: str, repeats: int, threads: int, speed: float) -> dict[str, ob
         "torch": eager_step(net, preprocess, plan, state, images, torch.contiguous_format),
         "channels_last": eager_step(net, preprocess, plan, state, images, torch.channels_last),
     }
-    with FlopCounterMode(display=False) as counter:
-        runs["torch"]()
-    bound = counter.get_total_flops() / speed / 1e6
-    times: dict[str, list[float]] = {key: [] for key in runs}
+    if installed_kernels() is not None:
+        form = export_step(net, preprocess, plan, int(batch), shape, kernels=True)
+        runs["kernels"] = device_step(form, plan, state, images, threads)
+    bound = operations(runs["torch"]) / speed / 1e6
+    clock: dict[str, list[float]] = {key: [] for key in runs}
+    busy: dict[str, list[float]] = {key: [] for key in runs}
+    others = OtherWork()
     for turn in range(repeats + _WARM_UP):
         for key, run in runs.items():
-            start = time.perf_counter()
+            start, start_busy = time.perf_counter(), time.process_time()
             run()
             if turn >= _WARM_UP:
-                times[key].append((time.perf_counter() - start) * 1e3)
-    median = {key: statistics.median(values) for key, values in times.items()}
-    fastest = {key: min(values) for key, values in times.items()}
+                clock[key].append((time.perf_counter() - start) * 1e3)
+                busy[key].append((time.process_time() - start_busy) * 1e3)
+    cores = others.cores()
+    fastest = {key: min(values) for key, values in busy.items()}
+    median = {key: statistics.median(values) for key, values in clock.items()}
+    quiet_here = cores <= _QUIET
     return {
         "case": case,
         "threads": threads,
         "export_s": export_s,
-        **{f"{key}_ms": value for key, value in median.items()},
-        "ratio": median["onnxruntime"] / min(median["torch"], median["channels_last"]),
-        "ratio_of_fastest": fastest["onnxruntime"] / min(fastest["torch"], fastest["channels_last"]),
+        **{f"{key}_ms": value for key, value in fastest.items()},
+        **{f"{key}_median_clock_ms": value for key, value in median.items()},
+        "ratio": _to_the_faster(fastest, "onnxruntime") if quiet_here or threads == 1 else None,
+        "ratio_by_clock": _to_the_faster(median, "onnxruntime") if quiet_here else None,
+        "kernels_ratio": _to_the_faster(fastest, "kernels") if quiet_here or threads == 1 else None,
         "bound_ms": bound,
         "share": bound / fastest["onnxruntime"],
+        "other_cores": cores,
         "target": TARGETS.get(case),
     }
+
+
+def _to_the_faster(ms: dict[str, float], which: str) -> float | None:
+    return ms[which] / min(ms["torch"], ms["channels_last"]) if which in ms else None
+
+
+class OtherWork:
+    """The cores that other processes of this machine use from here on, where the system counts them (Linux)."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), self._busy_s() - time.process_time()
+
+    def cores(self) -> float:
+        """Their mean until now; 0 where the system does not say."""
+        started, before = self._start
+        others = self._busy_s() - time.process_time() - before
+        return max(0.0, others) / max(time.perf_counter() - started, 1e-9) if self._busy_s() else 0.0
+
+    @staticmethod
+    def _busy_s() -> float:
+        try:
+            first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
+        except OSError:
+            return 0.0
+        user, nice, system, _idle, _waiting, irq, softirq = map(int, first[1:8])
+        return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def operations(run: Callable[[], None]) -> int:
+    """The floating-point operations of a step in torch: of its products, forward and backward."""
+    counted = {torch.ops.aten.convolution_backward: _both_gradients}  # torch's own count there forgets the groups
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def _both_gradients(gradient: list[int], x: list[int], weight: list[int], *rest: object, **_: object) -> int:
+    """Each gradient that is asked for takes as many operations as the forward product.
+
+    Args:
+        gradient: shape of the output's gradient (B, O, H, W); `x` (B, C, h, w), weight (O, C / groups, k, k).
+        rest: ends with which gradients are asked for: the input's, the weight's, the bias's.
+    """
+    asked = next(flags for flags in reversed(rest) if isinstance(flags, list) and len(flags) == 3)
+    return 2 * math.prod(gradient) * math.prod(weight[1:]) * sum(bool(flag) for flag in asked[:2])
 
 
 def device_step(

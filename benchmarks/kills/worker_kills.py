@@ -30,7 +30,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,11 +43,9 @@ from postgres_server import PostgresServer  # noqa: E402
 from standing_talker import StandingTalker, unit_means  # noqa: E402
 from talker import Talker  # noqa: E402
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator  # noqa: E402
-from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator  # noqa: E402
+from protofleet.aggregator.coordinators.kinds import rounds_of, standing_sums  # noqa: E402
 from protofleet.aggregator.database import read_only  # noqa: E402
-from protofleet.aggregator.rounds.round_machine import Policy  # noqa: E402
-from protofleet.aggregator.server.service import settings_of  # noqa: E402
+from protofleet.aggregator.settings import Settings  # noqa: E402
 from protofleet.aggregator.store.durable_store import DurableStore, newest_state  # noqa: E402
 from protofleet.aggregator.store.schema import KIND  # noqa: E402
 from protofleet.contract.bundle.bundle_file import extractor_of, read_bundle  # noqa: E402
@@ -221,8 +218,8 @@ class StandingWorld(World):
         path = self.folder / "alone.sqlite"
         path.unlink(missing_ok=True)
         with DurableStore(path, self.sha256, FLEET) as store:
-            settings = settings_of(method="ncm", standing=True, every=0.1)
-            core = StandingCoordinator(store, read_bundle(self.bundle).manifest, self.sha256, settings, now=0.0)
+            settings = Settings(method="ncm", standing=True, every=0.1)
+            core = standing_sums(store, read_bundle(self.bundle).manifest, self.sha256, settings, now=0.0)
             sent = [(t.device, t.message(t.generation, core.announcement())) for t in self.talkers]
             assert [decision.outcome for decision in core.take(sent, 0.0)] == ["committed"] * len(sent)
             while core.advance(1.0, 1.0) is not None:
@@ -292,16 +289,15 @@ def payload_of(talker: Talker, number: int, run: bytes, sha256: bytes) -> bytes:
 def alone(world: World, rounds: int) -> GlobalState:
     """What one aggregator on a file comes to with the same contributions."""
     with DurableStore(world.folder / "alone.sqlite", world.sha256, FLEET) as store:
-        policy = Policy(min_clients=world.devices)
-        settings = replace(settings_of(rounds=rounds, calibrate=False), policy=policy)
-        core = Coordinator(store, read_bundle(world.bundle).manifest, world.sha256, settings, now=0.0)
+        settings = Settings(rounds=rounds, calibrate=False, min_clients=world.devices)
+        core = rounds_of(store, read_bundle(world.bundle).manifest, world.sha256, settings, now=0.0)
         for talker in world.talkers:
             core.status(talker.device, encode(Status(True, bytes(8), 1)), 0.0)
         for number in range(1, rounds + 1):
             now = 10.0 * number
             while core.advance(now, now) is not None:
                 pass
-            core.take([(t.device, payload_of(t, number, core.run, world.sha256)) for t in world.talkers], now)
+            core.take([(t.device, payload_of(t, number, core.parts.run, world.sha256)) for t in world.talkers], now)
             while core.rounds.phase == "open":
                 core.advance(now + 1.0, now)
         return core.state

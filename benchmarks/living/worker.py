@@ -32,7 +32,7 @@ from protofleet.contract.mqtt import link as link_module
 from protofleet.contract.mqtt.transport import Transport
 from protofleet.edge_client.run import client
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.standing import generations
 
 _CONNECTS_S, _BUSY_S = 10.0, 30.0
@@ -110,7 +110,7 @@ class Devices:
         self._logs, self._lock, self._awake = logs, threading.Lock(), dict[int, Service]()
 
     def wake(self, job: int, awake_s: float | None, settings: dict[str, Any]) -> None:
-        service = Service(ClientConfig(**settings))
+        service = Service(ClientSettings(**settings))
         with self._lock:
             self._awake[job] = service
         threading.Thread(target=self._run, args=(job, service, awake_s, settings), daemon=True).start()

@@ -44,12 +44,13 @@ from protofleet.contract.methods import method
 from protofleet.contract.privacy import noised_sums
 from protofleet.contract.privacy.noised_sums import SumNoise
 from protofleet.contract.privacy.secret_noise import SecretNoise, key_of
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.sums.statistics import Statistic
 from protofleet.edge_client.device.own_samples import HoldOut, OwnSamples
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.privacy.releases import Releases
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 CLASSES, WIDTH, OTHERS = 4, 8, 12
 DELTAS = (1e-5, 1e-3, 1e-2)
@@ -223,7 +224,11 @@ def _reader(place: Path, classes: int, rule: HoldOut | None) -> Callable[[], Dat
     with Ledger(state / "ledger.sqlite") as ledger:
         shipped = Releases(Policy(), ledger, fleet="fleet", own=own, hyper=manifest.hyper).hold_out()
     samples = OwnSamples(
-        read_settings(None, named), manifest, state, lambda line: None, draw_key=bytes(32), rule=rule or shipped
+        read_settings(ClientSettings, named),
+        manifest,
+        state,
+        draw_key=bytes(32),
+        rule=rule or shipped,
     )
 
     def read() -> Data:

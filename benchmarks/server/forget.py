@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
+from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.standing.standing_heads import SolvedHeads
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import Obeyed, give
 from protofleet.contract.bundle.bundle_file import SCHEMA, Manifest, StateTensor, extractor_of
@@ -69,9 +70,9 @@ def statistic(name: str, seed: int, samples: int, classes: int, width: int) -> S
 def measure(name: str, devices: int, samples: int, classes: int, width: int, folder: Path) -> dict[str, object]:
     made, path = manifest(classes, width), folder / "s.sqlite"
     with DurableStore(path, BUNDLE, "b") as store:
-        settings = Settings(method=name, standing_every_s=0.0, encoding="f32")
-        core = StandingCoordinator(store, made, BUNDLE, settings, now=0.0)
-        key = {"run": core.run, "round": 1, "method": name, "bundle": BUNDLE}
+        settings = Settings(method=name, standing=True, every=0.0, encoding="f32")
+        core = standing_sums(store, made, BUNDLE, settings, now=0.0)
+        key = {"run": core.parts.run, "round": 1, "method": name, "bundle": BUNDLE}
         key["extractor"] = extractor_of(made, BUNDLE, method(name))
         began = time.perf_counter()
         for index in range(devices):
@@ -96,9 +97,9 @@ def measure(name: str, devices: int, samples: int, classes: int, width: int, fol
         busy, began = time.process_time(), time.perf_counter()
         anew = ExactSum.zero(core.method.statistic, classes, width)
         for _, payload in store.standing.payloads():
-            anew = anew.add(core._exact(payload))
+            anew = anew.add(core.sums.exact(payload))
         core.standing.total = anew
-        again = core._next()
+        again = SolvedHeads(core.sums).solver()().state
         anew_s, anew_cpu_s = time.perf_counter() - began, time.process_time() - busy
         assert anew.equal(total), "the sums are not those of a fleet in which the device never was"
         (kind,) = state.rows

@@ -34,11 +34,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import cbor2
 import numpy as np
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Closed, Opened, Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.rounds.round_machine import Closed, Opened
 from protofleet.aggregator.screening import outliers
 from protofleet.aggregator.screening.outliers import SUSPECTS, Suspects
 from protofleet.aggregator.server.server import BATCH
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store import durable_store as store_module
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.schema import PAGE_BYTES
@@ -93,8 +94,8 @@ def bare_loop(messages: Sequence[bytes], devices: int, directory: str) -> float:
 def run_once(devices: int, directory: str, suspects: Suspects, held: int = CLASSES) -> dict[str, float]:
     """One round through the coordinator that the server runs: seconds by stage, rate, and bytes."""
     with tempfile.TemporaryDirectory(dir=directory) as folder, DurableStore(Path(folder) / "s", BUNDLE, "b") as store:
-        settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=devices), suspects=suspects)
-        core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
+        settings = Settings(rounds=1, calibrate=False, min_clients=devices, suspects=suspects)
+        core = rounds_of(store, manifest(), BUNDLE, settings, now=0.0)
         birth = encode(Status(True, b"instance", 1))
         for i in range(devices):
             core.status(f"device-{i:06d}", birth, 0.0)

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
+from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
@@ -73,9 +73,9 @@ class Day:
         if hasattr(self, "store"):
             self.store.close()
             self.counts["restarts"] += 1
-        settings = Settings(method="ffc", standing_every_s=EVERY_S, hyper={"ridge": RIDGE}, min_samples=LEAST)
+        settings = Settings(method="ffc", standing=True, every=EVERY_S, ridge=RIDGE, min_samples=LEAST)
         self.store = DurableStore(self.path, self.bundle.sha256, "day")
-        self.core = StandingCoordinator(self.store, self.bundle.manifest, self.bundle.sha256, settings, now=now)
+        self.core = standing_sums(self.store, self.bundle.manifest, self.bundle.sha256, settings, now=now)
 
     def five_minutes(self, now: float) -> None:
         for device in self.rng.choice(self.devices, 4, replace=False):
@@ -128,7 +128,7 @@ class Day:
 
     def key(self, device: Simulated) -> dict[str, object]:
         extractor = extractor_of(self.bundle.manifest, self.bundle.sha256, method("ffc"))
-        named = {"run": self.core.run, "round": device.generation, "method": "ffc"}
+        named = {"run": self.core.parts.run, "round": device.generation, "method": "ffc"}
         return {**named, "bundle": self.bundle.sha256, "extractor": extractor}
 
     def take(self, batch: list[tuple[str, bytes]], now: float) -> None:

@@ -22,8 +22,9 @@ import psutil  # noqa: E402
 from aggregator_samples import BUNDLE, contribution, manifest  # noqa: E402
 from postgres_server import PostgresServer  # noqa: E402
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator  # noqa: E402
-from protofleet.aggregator.server.service import settings_of  # noqa: E402
+from protofleet.aggregator.coordinators.kinds import rounds_of  # noqa: E402
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator  # noqa: E402
+from protofleet.aggregator.settings import Settings  # noqa: E402
 from protofleet.aggregator.workers.shared_rounds import Sharing  # noqa: E402
 from protofleet.aggregator.workers.shared_store import SharedStore  # noqa: E402
 from protofleet.contract.sums.statistics import ClassMeans  # noqa: E402
@@ -50,11 +51,11 @@ def once(server: PostgresServer, devices: int, width: int, way: str) -> tuple[fl
         SharedStore(place, BUNDLE, "f", leads=True) as leader,
         SharedStore(place, BUNDLE, "f", leads=False) as member,
     ):
-        settings = settings_of(rounds=1, calibrate=False, limit_bytes=limit)
+        settings = Settings(rounds=1, calibrate=False, limit_bytes=limit)
 
-        def core(store: SharedStore) -> Coordinator:
+        def core(store: SharedStore) -> RoundCoordinator:
             store.based_on = store.changes()
-            return Coordinator(store, manifest(width=width), BUNDLE, settings, now=0.0)
+            return rounds_of(store, manifest(width=width), BUNDLE, settings, now=0.0)
 
         opening = core(leader)
         opening.status("a", encode(Status(True, bytes(8), 1)), 0.0)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +25,9 @@ from aggregator_samples import BUNDLE, manifest  # noqa: E402
 from postgres_server import PostgresServer  # noqa: E402
 
 from benchmarks.server.worker_chunks import server_s  # noqa: E402
+from protofleet.aggregator.coordinators.kinds import standing_sums  # noqa: E402
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator  # noqa: E402
-from protofleet.aggregator.server.service import settings_of  # noqa: E402
+from protofleet.aggregator.settings import Settings  # noqa: E402
 from protofleet.aggregator.store.durable_store import DurableStore  # noqa: E402
 from protofleet.aggregator.workers.shared_rounds import Sharing  # noqa: E402
 from protofleet.aggregator.workers.shared_standing import SharedStanding  # noqa: E402
@@ -44,7 +46,7 @@ class Fleet:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.found = args, method(args.method)
         self.manifest = manifest(classes=args.classes, width=args.width)
-        self.settings = settings_of(method=args.method, standing=True, limit_bytes=_LIMIT_BYTES)
+        self.settings = Settings(method=args.method, standing=True, limit_bytes=_LIMIT_BYTES)
         self.batch = args.batch
 
     def messages(self, core: StandingCoordinator, generation: int) -> list[tuple[str, bytes]]:
@@ -72,7 +74,12 @@ def shared(fleet: Fleet, server: PostgresServer) -> list[tuple[float, float, flo
     """Of the first and of the second generation: as a worker, as the leader, of the server."""
     place, found = server.new_place(), []
     with SharedStore(place, BUNDLE, "f", leads=True) as leader, SharedStore(place, BUNDLE, "f", leads=False) as member:
-        cores = [SharedStanding(s, fleet.manifest, BUNDLE, fleet.settings, now=0.0) for s in (leader, member)]
+        cores = [
+            standing_sums(
+                store, fleet.manifest, BUNDLE, fleet.settings, now=0.0, keep=partial(SharedStanding, store=store)
+            )
+            for store in (leader, member)
+        ]
         member.based_on = member.changes()
         worker = Sharing(cores[1], member)
         for generation in (1, 2):
@@ -90,7 +97,7 @@ def shared(fleet: Fleet, server: PostgresServer) -> list[tuple[float, float, flo
 def alone(fleet: Fleet) -> list[float]:
     """Of the first and of the second generation, by one aggregator on a file."""
     with tempfile.TemporaryDirectory() as folder, DurableStore(Path(folder) / "s", BUNDLE, "f") as store:
-        core = StandingCoordinator(store, fleet.manifest, BUNDLE, fleet.settings, now=0.0)
+        core = standing_sums(store, fleet.manifest, BUNDLE, fleet.settings, now=0.0)
         return [fleet.ms(lambda batch: core.take(batch, 0.0), fleet.messages(core, n)) for n in (1, 2)]
 
 

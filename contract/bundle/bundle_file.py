@@ -10,7 +10,8 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     tail.onnx            a0, a1, … → z f32 (N, D), as features.onnx gives it
     gradients.onnx       x, y, … of a part of a batch, state… → loss, gradient.<param>…, <buffer>′…   (optional)
     update.onnx          lr, gradient.<param>…, param…, optimizer… → param′…, optimizer′…   (with gradients.onnx)
-    params.safetensors   initial weights, and the head where it is frozen
+    params.safetensors   initial weights, and the head where it is frozen: float32; where nothing is trained
+                         also float16, which the graph casts
     vectors.safetensors  a few images and their features, to check a processor by   (optional;
     contract/bundle/test_vectors.py)
     manifest.sig         Ed25519 signature of manifest.json   (optional)
@@ -63,6 +64,7 @@ __all__ = [
     "Bundle",
     "Extends",
     "Manifest",
+    "Role",
     "StateTensor",
     "pack_params",
     "read_bundle",
@@ -78,6 +80,8 @@ _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OPSETS = range(13, 29)  # what a graph's operators can be of; 20 is what is written, 28 the newest there was
 
+Role = Literal["param", "buffer", "optimizer", "frozen", "trunk"]  # of a tensor of the training step
+
 
 class StateTensor(msgspec.Struct, frozen=True):
     """One tensor that the training step reads, and, unless it is frozen, writes back as `<name>.next`.
@@ -88,7 +92,7 @@ class StateTensor(msgspec.Struct, frozen=True):
 
     name: str
     shape: tuple[int, ...]
-    role: Literal["param", "buffer", "optimizer", "frozen", "trunk"]
+    role: Role
 
 
 class Activation(msgspec.Struct, frozen=True):
@@ -212,7 +216,7 @@ class Bundle:
 
     Attributes:
         sha256: 32 bytes, the hash of the whole file: the bundle's identity on the wire.
-        params: initial weights by state-tensor name: float32.
+        params: initial weights by state-tensor name: float32, or float16 of a bundle that trains nothing.
         vectors: test vectors of the extractor; None in a bundle that has none.
         trunk, tail: the features graph in two, where only its tail is trained.
         forms: further forms of the training step, by name; they need not run here.
@@ -249,6 +253,7 @@ def extractor_of(manifest: Manifest, sha256: bytes, rule: Method) -> bytes:
     return hashlib.sha256(identity + msgspec.json.encode(prepared, order="sorted")).digest()
 
 
+# arguments: the members of the file, by name
 def write_bundle(
     path: str | os.PathLike[str],
     manifest: Manifest,
@@ -267,7 +272,7 @@ def write_bundle(
 
     Args:
         manifest: its `members` are filled in here, whatever they hold.
-        params: every state tensor but the optimizer's, float32.
+        params: every state tensor but the optimizer's, float32; float16 where the graph casts them.
         vectors: images and the features that these graph and weights give them.
         trunk, tail: where the manifest has a cut.
         forms: further forms of the training step, by name (a-z, 0-9).
@@ -303,11 +308,12 @@ def write_bundle(
     return hashlib.sha256(blob).digest()
 
 
-def pack_params(params: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """The bytes of `params.safetensors`: always the same for the same tensors."""
+def pack_params(params: Mapping[str, NDArray[np.floating]]) -> bytes:
+    """The bytes of `params.safetensors`: always the same for the same tensors. What is not float16 becomes float32."""
     from safetensors.numpy import save
 
-    return save({name: np.ascontiguousarray(params[name], dtype=np.float32) for name in sorted(params)})
+    kinds = {name: np.float16 if params[name].dtype == np.float16 else np.float32 for name in params}
+    return save({name: np.ascontiguousarray(params[name], dtype=kinds[name]) for name in sorted(params)})
 
 
 def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | Collection[bytes] | None = None) -> Bundle:
@@ -564,9 +570,11 @@ def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]],
         raise BundleError(
             f"{path}: params.safetensors", expected="exactly the manifest's tensors", got=f"a difference at {odd}"
         )
+    trains = method(manifest.method).trains
     for name, shape in stored.items():
         value = params[name]
-        if value.shape != shape or value.dtype != np.float32:
+        is_half = value.dtype == np.float16 and not trains
+        if value.shape != shape or not (value.dtype == np.float32 or is_half):
             raise BundleError(f"{path}: {name}", expected=f"float32 {shape}", got=f"{value.dtype} {value.shape}")
         if not np.isfinite(value).all():
             raise BundleError(f"{path}: {name}", expected="finite weights", got="NaN or infinity")

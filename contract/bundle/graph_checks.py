@@ -47,17 +47,18 @@ _BARRED: Mapping[str, Mapping[int, str]] = {
     "attribute": {6: "an operator with a graph inside", 11: "an operator with graphs inside"},
 }
 _DIMS, _DATA_TYPE, _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
-_FLOAT = 1
+_TYPES = {"F32": ("float32", 1), "F16": ("float16", 10)}  # safetensors' name → ours, and ONNX's number
 _INITIALIZER = ("model", "graph", "tensor")  # the one place where a tensor may lie outside
 
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor's shape, and where its bytes are in `params.safetensors`."""
+    """A tensor's shape and type (`F32` or `F16`), and where its bytes are in `params.safetensors`."""
 
     shape: tuple[int, ...]
     offset: int
     length_bytes: int
+    kind: str = "F32"
 
 
 def weight_places(safetensors: bytes) -> dict[str, Place]:
@@ -65,7 +66,7 @@ def weight_places(safetensors: bytes) -> dict[str, Place]:
     header_bytes = int.from_bytes(safetensors[:8], "little")
     header = json.loads(safetensors[8 : 8 + header_bytes])
     return {
-        name: Place(tuple(entry["shape"]), 8 + header_bytes + start, end - start)
+        name: Place(tuple(entry["shape"]), 8 + header_bytes + start, end - start, entry["dtype"])
         for name, entry in header.items()
         if name != "__metadata__"
         for start, end in [entry["data_offsets"]]
@@ -90,7 +91,7 @@ def check_graph(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
     Args:
         graph: an ONNX model.
         what: the name of the graph in an error, e.g. `a.bundle: features.onnx`.
-        allowed: float32 initializers that may lie in `params.safetensors`, by name.
+        allowed: initializers that may lie in `params.safetensors`, by name.
 
     Raises:
         BundleError: a tensor lies elsewhere (the error names the first), an operator may never end, or the bytes are
@@ -153,8 +154,9 @@ def _check_tensor(
     right = {"location": WEIGHTS_MEMBER, "offset": str(place.offset), "length": str(place.length_bytes)}
     if len(tensor.entries) != len(external) or external != right:
         _refuse(where, f"offset {place.offset} and length {place.length_bytes}", sorted(tensor.entries))
-    if tuple(tensor.dims) != place.shape or tensor.data_type != _FLOAT:
-        _refuse(where, f"float32 {place.shape}", f"data type {tensor.data_type} {tuple(tensor.dims)}")
+    kind, number = _TYPES.get(place.kind, (place.kind, None))
+    if tuple(tensor.dims) != place.shape or tensor.data_type != number:
+        _refuse(where, f"{kind} {place.shape}", f"data type {tensor.data_type} {tuple(tensor.dims)}")
 
 
 @dataclass

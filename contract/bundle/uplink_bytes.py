@@ -16,12 +16,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.bundle.bundle_file import Bundle, Manifest
 from protofleet.contract.methods import METHODS, Method, Value, closing_method, method
 from protofleet.contract.sums.statistics import Participation
 from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES, encode
+from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.messages import Contribution
 
 __all__ = ["Rung", "counted_bytes", "payload_bytes", "rungs", "sent_bytes", "uplink_bytes"]
@@ -49,6 +51,11 @@ class Rung:
     beside: Mapping[str, Value]
     uplink_bytes: int | None
     solved_with: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+    def of_bundle(self, bundle: Bundle) -> Bundle:
+        """The bundle as if it was exported with this method and these settings, as far as a round needs it."""
+        named = {"method": self.method.name, "head": self.method.heads[0], "hyper": dict(self.hyper)}
+        return dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, **named))
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -139,7 +146,7 @@ def sent_bytes(rule: Method, classes: int, width: int, groups: int = 1) -> int:
 def counted_bytes(rule: Method, classes: int, width: int, groups: int = 1) -> int:
     """Bytes of the numbers alone, without the CBOR around them: for a statistic that may be too large to be built."""
     numbers = rule.statistic.numbers(classes, width) * groups // rule.statistic.GROUPS
-    return (8 if rule.encoding == "f64" else 4) * numbers
+    return ENCODINGS[rule.encoding].number_bytes * numbers
 
 
 def _can_be_sent(manifest: Manifest, rule: Method, hyper: Mapping[str, Value] | None = None) -> bool:

@@ -10,7 +10,8 @@ and dividing by K_c − 1 is unbiased for any sizes n_k. Devices that send class
 groups.
 
 1. Where devices are few, each sends the means of several random groups of a class. `random_groups` assigns the samples.
-2. `MeanSpread` sums Σ n m mᵀ, class sums, counts and groups. So merging is addition, and no group is kept.
+2. `MeanSpread` sums Σ n m mᵀ, class sums, counts and groups. So merging is addition. Groups are kept as they are while
+   they are few beside D: no (D, D) matrix is made of them, and the spectrum of their covariance costs little.
 3. All classes are taken to share one covariance: the sums over classes are divided by Σ_c (K_c − 1), the degrees of
    freedom. The paper estimates a covariance for each class and weighs them by their samples. That is the same where
    every class has as many groups and samples; here each class is weighed by what is known of it.
@@ -23,7 +24,7 @@ beyond chance (other cameras, other light) add to the spread, and so to the cova
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = ["MeanSpread", "WithinClass", "random_groups", "within_gram"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
+_FEW = 2  # D for each group and class that is kept, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +71,38 @@ class WithinClass:
         return Spectrum.of(self.covariance)
 
 
+class _FewGroups(WithinClass):
+    """The same, of few deviations (G, D) whose squares sum up to the covariance; it is only made where it is asked."""
+
+    def __init__(self, means: Float64, counts: Int64, deviations: Float64, freedom: int) -> None:
+        for name, value in (("means", means), ("counts", counts), ("_deviations", deviations), ("freedom", freedom)):
+            object.__setattr__(self, name, value)
+
+    _deviations: Float64
+
+    @cached_property
+    def covariance(self) -> Float64:
+        return np.asarray(self._deviations.T @ self._deviations)
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        return Spectrum.of_rows(self._deviations, self.means[self.present])
+
+
 @dataclass(frozen=True, eq=False)
 class MeanSpread:
     """The sums of the means of groups.
 
     Attributes:
-        second: (D, D) float64, Σ n m mᵀ over all groups of all classes.
+        few: the groups that are kept: m (G, D) float64, n and their classes (G,) int64.
+        rest: (D, D) float64, Σ n m mᵀ over the groups that are not; None where all are kept.
         sums: (C, D) float64, Σ n m over each class's groups.
         counts: (C,) int64, Σ n.
         groups: (C,) int64, the number of groups of each class.
     """
 
-    second: Float64
+    few: tuple[Float64, Int64, Int64]
+    rest: Float64 | None
     sums: Float64
     counts: Int64
     groups: Int64
@@ -100,19 +122,29 @@ class MeanSpread:
             got = f"a count of {n.min()}, classes {y.min()} to {y.max()}"
             raise StatisticError("group means", expected=f"counts from 0, classes 0 to {classes - 1}", got=got)
         m, n, y = m[n > 0], n[n > 0], y[n > 0]
-        weighted = m * n[:, None]
         sums = np.zeros((classes, m.shape[1]))
-        np.add.at(sums, y, weighted)
+        np.add.at(sums, y, m * n[:, None])
         totals = np.bincount(y, weights=n, minlength=classes).astype(np.int64)
-        return cls(weighted.T @ m, sums, totals, np.bincount(y, minlength=classes))
+        return cls((m, n, y), None, sums, totals, np.bincount(y, minlength=classes))._settled()
 
     def merge(self, other: MeanSpread) -> MeanSpread:
         """The spread of both sets of groups together."""
         if self.sums.shape != other.sums.shape:
             raise StatisticError("merge", expected=f"means of {self.sums.shape}", got=other.sums.shape)
-        return MeanSpread(
-            self.second + other.second, self.sums + other.sums, self.counts + other.counts, self.groups + other.groups
-        )
+        few = tuple(np.concatenate(both) for both in zip(self.few, other.few, strict=True))
+        rests = [each.rest for each in (self, other) if each.rest is not None]
+        rest = rests[0] if len(rests) == 1 else rests[0] + rests[1] if rests else None
+        added = (self.sums + other.sums, self.counts + other.counts, self.groups + other.groups)
+        return MeanSpread(few, rest, *added)._settled()  # type: ignore[arg-type]
+
+    def _settled(self) -> MeanSpread:
+        """The same, with its groups summed up where they are many, or some are already."""
+        m, n, y = self.few
+        if self.rest is None and _FEW * (len(m) + len(self.counts)) <= m.shape[1]:
+            return self
+        second = (m * n[:, None]).T @ m
+        rest = second if self.rest is None else self.rest + second if len(m) else self.rest
+        return replace(self, few=(m[:0], n[:0], y[:0]), rest=rest)
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -122,7 +154,12 @@ class MeanSpread:
     @cached_property
     def within(self) -> WithinClass:
         """Class means, and the unbiased covariance within classes."""
-        return _within(self.second, self.sums, self.counts, int(np.maximum(self.groups - 1, 0).sum()))
+        freedom = int(np.maximum(self.groups - 1, 0).sum())
+        if self.rest is not None:
+            return _within(self.rest, self.sums, self.counts, freedom)
+        (m, n, y), means = self.few, self.sums / np.maximum(self.counts, 1)[:, None]
+        deviations = np.sqrt(n / freedom)[:, None] * (m - means[y]) if freedom else m[:0]
+        return _FewGroups(means, self.counts, deviations, freedom)
 
 
 def within_gram(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike) -> WithinClass:

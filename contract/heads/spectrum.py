@@ -37,9 +37,11 @@ CLEAR_OF_NOISE = 10.0  # λ / ν from which what is chosen by the spectrum is ta
 class Spectrum:
     """A (D, D) = V diag(s) Vᵀ.
 
+    A matrix of few rows may leave eigenvalues of 0 out (`of_rows`): then there are K ≤ D of them.
+
     Attributes:
-        values: (D,) float64, s, ascending, 0 or more.
-        vectors: (D, D) float64, V, a column for each of them.
+        values: (K,) float64, s, ascending, 0 or more.
+        vectors: (D, K) float64, V, a column for each of them.
         scale: trace(A) / D, or 0 where that is negative: the unit of a ridge.
         noise: ν, how far below 0 the lowest eigenvalue was; 0 where that is rounding of float64.
     """
@@ -65,9 +67,30 @@ class Spectrum:
         scale = max(float(np.trace(a)) / len(a), 0.0)
         return cls(np.where(values > rounding, values, 0.0), vectors, scale, noise)
 
+    @classmethod
+    def of_rows(cls, rows: ArrayLike, asked: ArrayLike) -> Spectrum:
+        """Of A = XᵀX for few rows X (N, D), in the directions of X and of `asked` (M, D): K = N + M < D of them.
+
+        It takes D (N + M)² operations and no (D, D) matrix. `rotated` and `solve` are right for rows that are sums of
+        these.
+
+        Raises:
+            StatisticError: the numbers are not finite.
+        """
+        x = np.asarray(rows, dtype=np.float64)
+        both = np.concatenate([x, np.asarray(asked, dtype=np.float64)])
+        if not np.isfinite(both).all():
+            raise StatisticError("ridge", expected="finite numbers", got="others")
+        if not len(both):
+            return cls(np.zeros(0), np.zeros((x.shape[1], 0)), 0.0, 0.0)
+        basis, _ = np.linalg.qr(both.T)  # (D, K), orthonormal columns
+        within = x @ basis
+        small = cls.of(within.T @ within)
+        return cls(small.values, basis @ small.vectors, small.scale * len(small.values) / x.shape[1], small.noise)
+
     @property
     def width(self) -> int:
-        return len(self.values)
+        return len(self.vectors)
 
     def penalties(self, ridges: ArrayLike) -> Float64:
         """(R, 1) λ of each ridge (R,), or of one."""
@@ -158,8 +181,8 @@ def least_error(error: ArrayLike, freedom: ArrayLike, samples: float, classes: i
 def repeated(ridge: float) -> str:
     """What a limited choice (`Least.is_limited`) may mean, in one line for a person."""
     return (
-        "by these sums, a head that repeats single photos would err less than any other: so it looks where photos are "
-        f"there twice, or nearly; ridge {ridge:.2g} is the best of those that do not; leave copies out, or try --ridge"
+        f"ridge {ridge:.2g} is the best that fits no single photos; a smaller one only seems better, as with few photos"
+        " or where photos are there twice: leave such copies out, if there are any"
     )
 
 

@@ -46,7 +46,7 @@ __all__ = [
 
 GROUP = "protofleet.methods"
 DEFAULT = "fedproto"  # where a person names none
-_NOT_METHODS = ("base", "moved_imports", "plugin_guard")
+_NOT_METHODS = ("base", "moved_imports", "optimizers", "plugin_guard")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # as it stands in commands, manifests and messages
 
 

@@ -26,16 +26,18 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.errors import MethodError, near_names
 from protofleet.contract.heads.answers import Answer, linear_answer, nearest_answer
+from protofleet.contract.methods.optimizers import Update
+from protofleet.contract.names import known
 from protofleet.contract.privacy.mechanism import Mechanism
 from protofleet.contract.privacy.secret_noise import SecretNoise
-from protofleet.contract.sums.merge_rules import Rule, Source, Weighting, merge
+from protofleet.contract.sums.merge_rules import WEIGHTINGS, Rule, Source, Weighting, merge
 from protofleet.contract.sums.statistics import ClassMeans, Participation, Statistic
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows
@@ -51,7 +53,6 @@ __all__ = [
     "RowWidth",
     "Solves",
     "StartState",
-    "Update",
     "Value",
     "newer_rows",
     "noised",
@@ -137,23 +138,6 @@ def noised() -> dict[str, Hyper]:
         ),
         "delta": Hyper(1e-5, "of (ε, δ), as stated", low=1e-12, high=0.5),
     }
-
-
-@dataclass(frozen=True)
-class Update:
-    """How training moves one tensor.
-
-    Attributes:
-        optimizer: SGD or Adam.
-        lr: its own learning rate; None for the step's.
-        momentum: of SGD.
-        weight_decay: added to the gradient as wd · p.
-    """
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,9 +365,7 @@ class Method(ABC):
 
     def update_of(self, name: str, hyper: Mapping[str, Value]) -> Update:
         """How training moves the trained tensor `name`."""
-        if hyper.get("optimizer") == "adam":
-            return Update("adam", weight_decay=float(hyper.get("weight_decay", 0.0)))
-        return Update("sgd", None, float(hyper.get("momentum", 0.0)), float(hyper.get("weight_decay", 0.0)))
+        return Update.of(hyper)
 
     def step_inputs(self, hyper: Mapping[str, Value]) -> dict[str, tuple[Literal["classes", "features"], ...]]:
         """The names and shapes of further inputs of the training step, besides those of every step
@@ -434,7 +416,7 @@ class Method(ABC):
     def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
         """How contributions are weighted under these hyper-parameters."""
         chosen = hyper.get("aggregation", self.weighting) if "aggregation" in self.hyper else self.weighting
-        return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
+        return known(WEIGHTINGS, str(chosen), "aggregation")
 
     def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Merged:
         """Merge a round's statistics into one, or into what else a method makes of them.

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.heads.sphere import uniform_prototypes
-from protofleet.contract.methods.base import Head, Hyper, Local, LossTerm, StartState, Update, Value, sgd
+from protofleet.contract.methods.base import Head, Hyper, Local, LossTerm, StartState, Value, sgd
 from protofleet.contract.methods.fedproto import FedProto
+from protofleet.contract.methods.optimizers import Update
 from protofleet.contract.sums.merge_rules import Weighting
 from protofleet.contract.sums.statistics import ClassMeans, Statistic
 

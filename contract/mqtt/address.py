@@ -5,6 +5,8 @@
 - A URL is read by one strict pattern. User and password stand before the last @. They hold no / ? # and no white space,
   except as %XX. Otherwise a part of a password could be read as a host or a port, looked up in the DNS, and printed.
 - Of a text that does not match, an error tells only the length.
+
+A further transport is its line in `TRANSPORTS`.
 """
 
 from __future__ import annotations
@@ -12,21 +14,47 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from urllib.parse import unquote
 
 from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known, listed
 from protofleet.contract.printable import undisclosed
 
-__all__ = ["Address", "parse_listen"]
+__all__ = ["EVERYWHERE", "LOOPBACK", "TRANSPORTS", "Address", "Transport", "in_url", "parse_listen", "topic_of"]
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # this machine alone
+EVERYWHERE = ("0.0.0.0", "::")  # every address of this machine
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How the bytes of a connection travel.
+
+    Attributes:
+        port: where the URL names none.
+        tls: whether they are encrypted, and the certificate files of use.
+    """
+
+    port: int
+    tls: bool
+
+
+TRANSPORTS: Mapping[str, Transport] = MappingProxyType(  # by the scheme of the URL
+    {"mqtt": Transport(1883, tls=False), "mqtts": Transport(8883, tls=True)}
+)
 _URL = re.compile(
-    r"(?i:mqtt(?P<tls>s?))://"
+    rf"(?i:(?P<scheme>{'|'.join(TRANSPORTS)}))://"
     r"(?:(?P<user>[^:/?#\s\x00-\x1f\x7f]*)(?::(?P<password>[^/?#\s\x00-\x1f\x7f]*))?@)?"
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w-]{1,63}(?:\.[\w-]{1,63})*\.?))"
     r"(?::(?P<port>[0-9]{0,5}))?/?"
 )
-_EXPECTED = "mqtt://host[:port] or mqtts://host[:port], in user and password / ? # as %XX"
+_WITH_TOPIC = re.compile(  # an @ behind the / may end a password
+    rf"(?P<broker>(?i:{'|'.join(TRANSPORTS)})://[^/?#]+)/(?P<topic>[^?#@]+)"
+)
+_EXPECTED = f"{listed(f'{scheme}://host[:port]' for scheme in TRANSPORTS)}, in user and password / ? # as %XX"
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,7 @@ class Address:
     """Where the broker is, from `mqtt://[user[:password]@]host[:port]` or `mqtts://…`.
 
     Attributes:
+        scheme: of `TRANSPORTS`.
         ca_file, cert_file, key_file: PEM files for TLS; the system's authorities when ca_file is None. The key may
             stand in cert_file.
         crl_file: PEM file of the broker's revocation list. Only the end of its validity is read.
@@ -41,13 +70,21 @@ class Address:
 
     host: str
     port: int
-    tls: bool = False
+    scheme: str = "mqtt"
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
     crl_file: str | None = None
+
+    def __post_init__(self) -> None:
+        known(TRANSPORTS, self.scheme, "broker")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return TRANSPORTS[self.scheme].tls
 
     @classmethod
     def parse(
@@ -68,11 +105,11 @@ class Address:
         parts = _URL.fullmatch(url)
         if parts is None or int(parts["port"] or 0) > 65_535:
             raise UsageError("broker", expected=_EXPECTED, got=undisclosed(url), hint="mqtt://127.0.0.1:1883")
-        tls, host = bool(parts["tls"]), (parts["ipv6"] or parts["host"]).lower()
+        scheme, host = parts["scheme"].lower(), (parts["ipv6"] or parts["host"]).lower()
         user, password = (unquote(text) if text else None for text in (parts["user"], parts["password"]))
-        port = int(parts["port"] or 0) or (8883 if tls else 1883)
-        address = cls(host, port, tls, user, password, ca_file, cert_file, key_file, crl_file)
-        if tls:
+        port = int(parts["port"] or 0) or TRANSPORTS[scheme].port
+        address = cls(host, port, scheme, user, password, ca_file, cert_file, key_file, crl_file)
+        if address.tls:
             address.tls_context()
         elif ca_file or cert_file or key_file or crl_file:
             raise UsageError("a certificate file", expected="mqtts://", got=str(address), hint=f"mqtts://{host}")
@@ -115,7 +152,7 @@ class Address:
         return replace(self, cert_file=own, key_file=None) if os.path.isfile(own) else self
 
     def __str__(self) -> str:
-        return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
 
 def _check_readable(name: str) -> None:
@@ -151,3 +188,14 @@ def parse_listen(text: str, option: str = "--listen", hint: str = "127.0.0.1:188
     if match is None or not 0 <= int(match[2]) <= 65_535:
         raise UsageError(option, expected="HOST:PORT", got=text, hint=hint)
     return match[1], int(match[2])
+
+
+def in_url(host: str) -> str:
+    """A host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def topic_of(url: str) -> tuple[str, str] | None:
+    """The broker's URL and the topic, unquoted, of `mqtt://BROKER/TOPIC`; None where it is no such text."""
+    parts = _WITH_TOPIC.fullmatch(url)
+    return None if parts is None else (parts["broker"], unquote(parts["topic"]))

@@ -17,6 +17,7 @@ lost or cannot be made, for whatever reason, gives `Disconnected` and is made ag
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import random
@@ -26,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import LinkError, ProtofleetError
 from protofleet.contract.mqtt.address import Address
 from protofleet.contract.mqtt.certificates import CertificateWatch, Expiry
@@ -61,6 +63,10 @@ __all__ = [
     "Will",
     "client_id",
 ]
+
+logger = logging.getLogger(__name__)
+
+_SOON_S = 5.0  # until a wait ends: what would be said now is said then
 
 Will = tuple[str, bytes]
 _LOOKS = 4  # of the network thread in one keepalive, which it sends between
@@ -210,7 +216,7 @@ class Link:
             LinkError: when there is none after `patience_s` seconds, or the broker refuses us for good.
         """
         deadline = time.monotonic() + patience_s
-        reason, noticed = "no answer", list[Noticed]()
+        reason, noticed, said = "no answer", list[Noticed](), Changes(logger)
         while (left_s := deadline - time.monotonic()) > 0:
             event = self.receive(min(left_s, 0.2))
             if isinstance(event, Connected):
@@ -221,6 +227,8 @@ class Link:
                 raise event.error
             if isinstance(event, Disconnected):
                 reason = event.reason
+                if left_s > _SOON_S:
+                    said.say("no broker at %s yet (%s), trying again for %g s", self._address, reason, patience_s)
             elif isinstance(event, Noticed):
                 noticed.append(event)
         raise LinkError(

@@ -40,6 +40,7 @@ __all__ = ["Transport"]
 
 _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
+_UNANSWERED = "a peer that hangs up without an answer, as some brokers do at a wrong user or password"
 
 
 _NEW_LIST = "protofleet pki renew --crl"
@@ -290,5 +291,5 @@ def _why(reason: ReasonCode, from_broker: bool, accepted: bool) -> str:
     if reason.value == _KEEPALIVE:
         return "the broker does not answer"
     if reason.value == _UNSPECIFIED:
-        return "the broker or the network is gone" if accepted else "a peer that hangs up without an answer"
+        return "the broker or the network is gone" if accepted else _UNANSWERED
     return str(reason)

@@ -15,6 +15,8 @@
 - `trimmed-mean`: the mean over these devices, without the lowest and the highest tenth of the holders, at least one at
   either end.
 
+A further rule is a function of ordered values and its line in `RULES`; a further weighting its line in `WEIGHTINGS`.
+
 **What the robust rules give.** With three or more holders of a class, `median` and `trimmed-mean` let no single
 holder move a prototype beyond what the others say. With two holders nobody can tell which of them lies, so both rules
 give the midpoint. With one holder they give what it sent. Then only the aggregator's bounds for contributions are
@@ -28,22 +30,23 @@ coordinate at once, so coordinates are processed in blocks, and the statistics a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.contract.errors import StatisticError, UsageError, near_names
+from protofleet.contract.errors import StatisticError, UsageError
+from protofleet.contract.names import known, named
 from protofleet.contract.sums.statistics import ClassMeans, Statistic
 
-__all__ = ["RULES", "Rule", "Source", "Weighting", "check_rule", "merge"]
+__all__ = ["RULES", "WEIGHTINGS", "Rule", "Source", "Weighting", "check_rule", "merge"]
 
 Weighting = Literal["count", "client", "share", "printed", "twice"]
 Rule = Literal["mean", "median", "trimmed-mean"]
-RULES: tuple[Rule, ...] = get_args(Rule)
 Source = Callable[[], Iterable[Statistic]]
 
 TRIM = 0.1  # share of a class's holders left out at either end by `trimmed-mean`, rounded up to one
@@ -82,13 +85,15 @@ def _sum_of_weights(weights: Float64, holders: Float64, devices: int) -> Float64
     return weights
 
 
-_WEIGHTS: dict[Weighting, _Weights] = {
-    "count": _Weights(_counts, _sum_of_weights),
-    "client": _Weights(_votes, _sum_of_weights),
-    "share": _Weights(_shares, _sum_of_weights),
-    "printed": _Weights(_shares, lambda weights, holders, devices: np.full_like(weights, devices)),
-    "twice": _Weights(_counts, lambda weights, holders, devices: weights * holders),
-}
+WEIGHTINGS: Mapping[Weighting, _Weights | None] = MappingProxyType(
+    {
+        "count": None,  # sums and counts add up
+        "client": _Weights(_votes, _sum_of_weights),
+        "share": _Weights(_shares, _sum_of_weights),
+        "printed": _Weights(_shares, lambda weights, holders, devices: np.full_like(weights, devices)),
+        "twice": _Weights(_counts, lambda weights, holders, devices: weights * holders),
+    }
+)
 
 
 def _median(ordered: Float64) -> Float64:
@@ -104,7 +109,9 @@ def _trimmed_mean(ordered: Float64) -> Float64:
     return np.asarray(ordered[cut : count - cut].mean(axis=0), dtype=np.float64)
 
 
-_MIDDLES: dict[Rule, Callable[[Float64], Float64]] = {"median": _median, "trimmed-mean": _trimmed_mean}
+RULES: Mapping[Rule, Callable[[Float64], Float64] | None] = MappingProxyType(
+    {"mean": None, "median": _median, "trimmed-mean": _trimmed_mean}  # of the ordered values; None: by its weighting
+)
 
 
 def check_rule(rule: str, kind: type[Statistic]) -> Rule:
@@ -113,12 +120,10 @@ def check_rule(rule: str, kind: type[Statistic]) -> Rule:
     Raises:
         UsageError: when it is unknown, or robust and asked of sums.
     """
-    for candidate in RULES:
-        if rule == candidate and (rule == "mean" or kind.is_class_means()):
-            return candidate
-    if rule in RULES:
+    found = known(RULES, rule, "--rule")
+    if RULES[found] is not None and not kind.is_class_means():
         raise UsageError("--rule", expected=f"mean for {kind.NAME}", got=rule, hint="--rule mean")
-    raise UsageError("--rule", expected="an aggregation rule", got=rule, hint=near_names(rule, RULES))
+    return found
 
 
 def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -> Statistic:
@@ -132,11 +137,13 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
 
     Raises:
         StatisticError: when there is none, they differ in kind or shape, or the rule does not fit them.
+        UsageError: there is no such rule or weighting.
     """
-    if rule == "mean" and weighting != "count":
-        return _weighted(source(), _WEIGHTS[weighting])
+    middle, weigh = named(RULES, rule, "rule"), named(WEIGHTINGS, weighting, "weighting")
+    if middle is None and weigh is not None:
+        return _weighted(source(), weigh)
     total, devices = _add_up(source())
-    if rule == "mean":
+    if middle is None:
         return total
     if not (isinstance(total, ClassMeans) and total.is_class_means()):
         raise StatisticError(f"rule {rule}", expected="class means", got=type(total).__name__, hint="the rule mean")
@@ -144,7 +151,7 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
     step = max(1, _BLOCK_BYTES // (8 * devices))
     for start in range(0, means.size, step):
         stop = min(start + step, means.size)
-        means.flat[start:stop] = _by_column(_columns(source(), devices, start, stop), _MIDDLES[rule])
+        means.flat[start:stop] = _by_column(_columns(source(), devices, start, stop), middle)
     return type(total).from_means(means, total.counts)
 
 

@@ -46,7 +46,7 @@ class Layout:
         fields: the decoded map. Its values are arrays, lists of arrays, or values without arrays.
     """
 
-    __slots__ = ("_around", "_arrays", "_fixed", "_lists", "_others")
+    __slots__ = ("_around", "_arrays", "_fixed", "_lists")
 
     def __init__(self, payload: bytes, spans: Sequence[Span], fields: Mapping[int, Any]) -> None:
         edges = [0, *itertools.chain.from_iterable(spans), len(payload)]
@@ -55,27 +55,22 @@ class Layout:
         following = iter(spans)
         self._arrays: list[tuple[int, _Array]] = []
         self._lists: list[tuple[int, list[_Array]]] = []
-        self._others: dict[int, Any] = {}
         for key, value in fields.items():
             if isinstance(value, np.ndarray):
                 self._arrays.append((key, _Array(next(following), value)))
             elif isinstance(value, list | tuple):
                 self._lists.append((key, [_Array(next(following), array) for array in value]))
-            else:
-                self._others[key] = value
 
     def fits(self, payload: bytes) -> bool:
         """Whether these bytes equal those of the decoded message, except within arrays. The length must be the same."""
         return [payload[span] for span in self._around] == self._fixed
 
-    def fields(self, payload: bytes) -> dict[int, Any]:
-        """The map in these bytes, which the layout must fit."""
-        decoded = self._others.copy()
-        for key, array in self._arrays:
-            decoded[key] = array.read(payload)
+    def arrays(self, payload: bytes) -> dict[int, Any]:
+        """The arrays of the map in these bytes, and the lists of arrays, by key. The layout must fit."""
+        found: dict[int, Any] = {key: array.read(payload) for key, array in self._arrays}
         for key, arrays in self._lists:
-            decoded[key] = [array.read(payload) for array in arrays]
-        return decoded
+            found[key] = [array.read(payload) for array in arrays]
+        return found
 
 
 def arrays_in(payload: bytes) -> list[Span]:

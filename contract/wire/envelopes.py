@@ -11,9 +11,10 @@ checked in `contract/identity/signatures.py`. See docs/wire.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 from protofleet.contract.errors import WireError
+from protofleet.contract.wire.fields import Key, Limits, Message, Part
 
 __all__ = [
     "ENROL",
@@ -34,12 +35,15 @@ KEY_ID_BYTES: Final = 8  # of the SHA-256 of a public key
 SIGNATURE_BYTES: Final = 64
 ENVELOPE_BYTES: Final = 96  # that a signed message is longer than what is inside, at most
 
-_SIGNED_TYPE: Final = 9
 _require = WireError.unless
+
+KeyId = Annotated[bytes, Limits(KEY_ID_BYTES, KEY_ID_BYTES)]
+Signature = Annotated[bytes, Limits(SIGNATURE_BYTES, SIGNATURE_BYTES)]
+Issued = Annotated[int, Limits(1, 2**63 - 1)]
 
 
 @dataclass(frozen=True)
-class Signed:
+class Signed(Message, number=9):
     """An encoded message and whose it is said to be.
 
     Attributes:
@@ -48,19 +52,17 @@ class Signed:
         signature: 64 bytes: of Ed25519, over the topic and the payload.
     """
 
-    key_id: bytes
-    payload: bytes
-    signature: bytes
+    key_id: Annotated[KeyId, Key(2)]
+    payload: Annotated[bytes, Limits(0), Key(3)]
+    signature: Annotated[Signature, Key(4)]
 
-    def __post_init__(self) -> None:
-        _require(len(self.key_id) == KEY_ID_BYTES, "key id", f"{KEY_ID_BYTES} bytes", len(self.key_id))
-        _require(len(self.signature) == SIGNATURE_BYTES, "signature", f"{SIGNATURE_BYTES} bytes", len(self.signature))
+    def check_together(self) -> None:
         kind = _type_of(self.payload)
-        _require(kind is not None and kind != _SIGNED_TYPE, "a signed message", "a message that is not signed", kind)
+        _require(kind not in (None, self.number), "a signed message", "a message that is not signed", kind)
 
 
 @dataclass(frozen=True)
-class Enrolment:
+class Enrolment(Message, number=10):
     """A device's public key, with a proof that its sender holds the one-time token of the invitation.
 
     Attributes:
@@ -68,16 +70,12 @@ class Enrolment:
         proof: 64 bytes: a signature with the key that is made of the token, over fleet, device and `key`.
     """
 
-    key: bytes
-    proof: bytes
-
-    def __post_init__(self) -> None:
-        _require(len(self.key) == KEY_BYTES, "public key", f"{KEY_BYTES} bytes", len(self.key))
-        _require(len(self.proof) == SIGNATURE_BYTES, "proof", f"{SIGNATURE_BYTES} bytes", len(self.proof))
+    key: Annotated[bytes, Limits(KEY_BYTES, KEY_BYTES), Key(2)]
+    proof: Annotated[Signature, Key(3)]
 
 
 @dataclass(frozen=True)
-class Mark:
+class Mark(Part):
     """The highest announcement number that somebody has heard from one key, with the key's own signature of it.
 
     Attributes:
@@ -87,14 +85,9 @@ class Mark:
             (`contract/identity/signatures.py`), as the announcement had it. So nobody can invent a number.
     """
 
-    key_id: bytes
-    issued: int
-    proof: bytes
-
-    def __post_init__(self) -> None:
-        _require(len(self.key_id) == KEY_ID_BYTES, "key id", f"{KEY_ID_BYTES} bytes", len(self.key_id))
-        _require(0 < self.issued < 1 << 63, "mark", "1 to 2^63 - 1", self.issued)
-        _require(len(self.proof) == SIGNATURE_BYTES, "proof", f"{SIGNATURE_BYTES} bytes", len(self.proof))
+    key_id: Annotated[KeyId, Key(None)]
+    issued: Annotated[Issued, Key(0)]
+    proof: Annotated[Signature, Key(1)]
 
 
 def _type_of(payload: bytes) -> int | None:

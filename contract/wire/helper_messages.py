@@ -12,27 +12,43 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.errors import WireError
+from protofleet.contract.wire.fields import (
+    MAX_UINT,
+    Key,
+    Limits,
+    Message,
+    MethodName,
+    Part,
+    PartCount,
+    PartIndex,
+    Positive,
+    Run,
+    Sha256,
+    ShortText,
+)
+from protofleet.contract.wire.tensors import WORDS
 
 __all__ = ["MAX_REFUSED", "HelperTerms", "Opened", "Opening", "OpeningStatus", "SealedSeed", "set_digest"]
 
 OpeningStatus = Literal["opened", "refused"]
 
-MAX_PARTS = 65_535
 MAX_REFUSED = 64  # named in one answer; once they are left out the next are named
-MAX_TEXT = 200
-_MAX = 2**32 - 1
+MAX_SEED_BYTES = 512
+SignedSeed = Annotated[bytes, Limits(1, MAX_SEED_BYTES)]
+Least = Annotated[int, Limits(2, MAX_UINT, unit="devices")]
+DeviceName = Annotated[str, Limits(1, 64)]
 
 _require = WireError.unless
 
 
 @dataclass(frozen=True)
-class HelperTerms:
+class HelperTerms(Part, grows=True):
     """What makes a round a blinded one.
 
     Attributes:
@@ -41,18 +57,13 @@ class HelperTerms:
         scale_bits: a number x is the word round(x · 2^scale_bits).
     """
 
-    key: bytes
-    least: int
-    scale_bits: int
-
-    def __post_init__(self) -> None:
-        _require(len(self.key) == 32, "helper's key", "32 bytes", len(self.key))
-        _require(2 <= self.least <= _MAX, "least", "2 devices or more", self.least)
-        _require(1 <= self.scale_bits <= 62, "scale", "1 to 62 bits", self.scale_bits)
+    key: Annotated[bytes, Limits(32, 32), Key(0)]
+    least: Annotated[Least, Key(1)]
+    scale_bits: Annotated[int, Limits(1, 62, unit="bits"), Key(2)]
 
 
 @dataclass(frozen=True)
-class SealedSeed:
+class SealedSeed(Message, number=13):
     """The seed of one device's pad, sealed to the helper; the device signs it.
 
     Attributes:
@@ -63,26 +74,18 @@ class SealedSeed:
         sealed: the seed, as `protofleet.contract.privacy.sealing.seal` gives it.
     """
 
-    run: bytes
-    round: int
-    method: str
-    words: int
-    share: bytes
-    least: int
-    terms: bytes
-    sealed: bytes
-
-    def __post_init__(self) -> None:
-        _key(self.run, self.round, self.method)
-        _require(1 <= self.words <= _MAX, "words", "1 or more", self.words)
-        _require(len(self.share) == 32, "share", "32 bytes", len(self.share))
-        _require(2 <= self.least <= _MAX, "least", "2 devices or more", self.least)
-        _require(len(self.terms) == 32, "terms", "32 bytes", len(self.terms))
-        _require(len(self.sealed) == 80, "sealed seed", "80 bytes", len(self.sealed))
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    words: Annotated[Positive, Key(5)]
+    share: Annotated[Sha256, Key(6)]
+    least: Annotated[Least, Key(7)]
+    terms: Annotated[Sha256, Key(8)]
+    sealed: Annotated[bytes, Limits(80, 80), Key(9)]
 
 
 @dataclass(frozen=True)
-class Opening:
+class Opening(Message, number=11):
     """Part `part` of `parts` of the signed seeds of a set, by device.
 
     Attributes:
@@ -90,24 +93,20 @@ class Opening:
         seeds: signed messages, each with a `SealedSeed`.
     """
 
-    run: bytes
-    round: int
-    method: str
-    digest: bytes
-    part: int
-    parts: int
-    seeds: Mapping[str, bytes]
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    digest: Annotated[Sha256, Key(5)]
+    part: Annotated[PartIndex, Key(6)]
+    parts: Annotated[PartCount, Key(7)]
+    seeds: Annotated[Mapping[DeviceName, SignedSeed], Limits(1, 1_024), Key(8)]
 
-    def __post_init__(self) -> None:
-        _key(self.run, self.round, self.method)
-        _part(self.digest, self.part, self.parts)
-        _require(1 <= len(self.seeds) <= 1_024, "seeds", "1 to 1024", len(self.seeds))
-        for device in self.seeds:
-            _require(1 <= len(device) <= 64, "device", "1 to 64 characters", len(device))
+    def check_together(self) -> None:
+        _require(self.part < self.parts, "part", f"below {self.parts}", self.part)
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class Opened(Message, number=12):
     """Part `part` of `parts` of the answer about a set.
 
     Attributes:
@@ -117,30 +116,22 @@ class Opened:
         refused: why, by device: without these it may be asked for again. At most `MAX_REFUSED` are named.
     """
 
-    run: bytes
-    round: int
-    method: str
-    digest: bytes
-    part: int
-    parts: int
-    status: OpeningStatus
-    words: NDArray[np.uint64]
-    reason: str = ""
-    refused: Mapping[str, str] = field(default_factory=dict)
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    digest: Annotated[Sha256, Key(5)]
+    part: Annotated[PartIndex, Key(6)]
+    parts: Annotated[PartCount, Key(7)]
+    status: Annotated[OpeningStatus, Key(8)]
+    words: Annotated[NDArray[np.uint64], WORDS, Key(9)]
+    reason: Annotated[ShortText, Key(10)] = ""
+    refused: Annotated[Mapping[DeviceName, ShortText], Limits(0, MAX_REFUSED), Key(11)] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        _key(self.run, self.round, self.method)
-        _part(self.digest, self.part, self.parts)
-        _require(self.status in ("opened", "refused"), "status", "opened or refused", self.status)
-        plain = self.words.ndim == 1 and self.words.dtype == np.uint64
-        _require(plain, "words", "64-bit words", f"{self.words.dtype} {self.words.shape}")
+    def check_together(self) -> None:
+        _require(self.part < self.parts, "part", f"below {self.parts}", self.part)
         opened = self.status == "opened"
         _require(opened == bool(len(self.words)), "words", "some of a sum that is open", len(self.words))
-        _require(len(self.reason) <= MAX_TEXT, "reason", f"at most {MAX_TEXT} characters", len(self.reason))
-        _require(len(self.refused) <= (0 if opened else MAX_REFUSED), "refused", f"{MAX_REFUSED}", len(self.refused))
-        for device, reason in self.refused.items():
-            fits = 1 <= len(device) <= 64 and len(reason) <= MAX_TEXT
-            _require(fits, "refused", "devices and short reasons", f"{device[:64]}")
+        _require(not (opened and self.refused), "refused", "none where the set is open", len(self.refused))
 
 
 def set_digest(seeds: Mapping[str, bytes]) -> bytes:
@@ -155,14 +146,3 @@ def set_digest(seeds: Mapping[str, bytes]) -> bytes:
 def parts_of(numbers: int, part_size: int) -> int:
     """How many parts `numbers` numbers need, with `part_size` numbers in a part."""
     return max(1, math.ceil(numbers / part_size))
-
-
-def _key(run: bytes, round_number: int, method: str) -> None:
-    _require(len(run) == 4, "run", "4 bytes", len(run))
-    _require(1 <= round_number <= _MAX, "round", f"1 to {_MAX}", round_number)
-    _require(1 <= len(method) <= 32, "method", "1 to 32 characters", len(method))
-
-
-def _part(digest: bytes, part: int, parts: int) -> None:
-    _require(len(digest) == 32, "digest", "32 bytes", len(digest))
-    _require(1 <= parts <= MAX_PARTS and 0 <= part < parts, "part", f"below {parts}", part)

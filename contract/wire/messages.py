@@ -24,29 +24,50 @@ There are thirteen messages. What they can hold is the uplink policy:
 Request, Piece and the offer are in `contract/wire/rollout_messages.py`, Signed and Enrolment in
 `contract/wire/envelopes.py`, the last three in `contract/wire/helper_messages.py`.
 
-Every value is validated when it is built, so a value that exists can be trusted.
+A field is one line, from which its checks and its bytes follow (`contract/wire/fields.py`). Every value is validated
+when it is built, so a value that exists can be trusted.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.errors import StatisticError, WireError
+from protofleet.contract.sums import statistics
 from protofleet.contract.sums.fixed_point import FRACTION_BITS, LARGEST_INTEGER, FixedPoint
 from protofleet.contract.sums.plausibility import row_norms
-from protofleet.contract.sums.statistics import MAX_FIELDS, MAX_GROUPS, Rows, Statistic
-from protofleet.contract.wire.envelopes import SIGNATURE_BYTES, Enrolment, Mark, Signed
-from protofleet.contract.wire.helper_messages import HelperTerms, Opened, Opening, SealedSeed
+from protofleet.contract.sums.statistics import MAX_GROUPS, Statistic
+from protofleet.contract.wire.envelopes import Enrolment, Issued, Mark, Signature, Signed
+from protofleet.contract.wire.fields import (
+    MAX_FLOAT,
+    MAX_PARTS,
+    MAX_TEXT,
+    MAX_UINT,
+    Fraction,
+    Key,
+    Keys,
+    Limits,
+    Message,
+    MethodName,
+    Part,
+    PartCount,
+    PartIndex,
+    Positive,
+    Run,
+    Sha256,
+    ShortText,
+    table_of,
+)
+from protofleet.contract.wire.helper_messages import HelperTerms, Opened, Opening, SealedSeed, SignedSeed
 from protofleet.contract.wire.rollout_messages import Offer, Piece, Request
+from protofleet.contract.wire.tensors import CLASS_NUMBERS, COUNTS, RISING_CLASSES, ROWS, TRIANGLE, WORDS, Encoding
 
 __all__ = [
     "Announcement",
@@ -73,16 +94,13 @@ __all__ = [
     "Status",
 ]
 
-Encoding = Literal["f64", "f32", "f16", "int8", "int32"]
 Phase = Literal["open", "closed", "finished", "standing"]
 Standing = Literal["withdrawn", "present"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
 
 
 ADMITS = "lets it in again"  # how the reason ends where nothing of a device is taken, whatever it sends
-MAX_ROUND = 2**32 - 1
-MAX_CHUNKS = 65_535
-MAX_TEXT = 200
+MAX_ROUND = MAX_UINT
 MAX_ENTRIES = 32
 MAX_NAME = 64  # characters of an entry's
 MAX_VERSION = 64  # characters of an entry among the versions of a status
@@ -92,11 +110,13 @@ LEAST_LIMIT_BYTES = 1_024
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
-MAX_SEED_BYTES = 512
 MAX_HEARD = 4  # keys whose numbers a status tells
 
-
-_ARRAYS = ("body", "counts", "triangle", "further", "share")  # of a contribution
+EntryName = Annotated[str, Limits(1, MAX_NAME)]
+VersionText = Annotated[str, Limits(0, MAX_VERSION)]
+Figure = Annotated[float, Limits(-MAX_FLOAT, MAX_FLOAT)]
+ListDigest = Annotated[bytes, Limits(8, 8)]
+Table = Annotated[NDArray[np.floating], ROWS]
 
 Kind = TypeVar("Kind", bound=Statistic)
 
@@ -113,8 +133,8 @@ class ClassRows:
         rows: (K, D) float, one row for each of them.
     """
 
-    classes: NDArray[np.uint16]
-    rows: NDArray[np.floating]
+    classes: Annotated[NDArray[np.uint16], CLASS_NUMBERS]
+    rows: Annotated[NDArray[np.floating], ROWS]
 
     def __post_init__(self) -> None:
         if self.classes.ndim != 1 or self.rows.ndim != 2:
@@ -152,7 +172,7 @@ class ClassRows:
 
 
 @dataclass(frozen=True)
-class Announcement:
+class Announcement(Message, number=1, grows=True):
     """The present task of the fleet. It is retained, so a device that wakes up gets it at once.
 
     Attributes:
@@ -187,86 +207,57 @@ class Announcement:
             nothing is signed.
     """
 
-    run: bytes
-    round: int
-    phase: Phase
-    method: str
-    bundle: bytes
-    deadline_s: float = 0.0
-    fraction: float = 1.0
-    seed: int = 0
-    global_version: int = 0
-    encoding: Encoding = "f32"
-    min_samples: int = 1
-    limit_bytes: int = 65_536
-    others: tuple[bytes, ...] = ()
-    extractor: bytes = b""
-    class_lists: tuple[bytes, ...] = ()
-    offer: Offer | None = None
-    withheld: tuple[int, ...] = ()
-    issued: int = 0
-    helper: HelperTerms | None = None
-    epoch: int = 0
-    max_samples: int = 0
-    proof: bytes = b""
+    run: Annotated[Run, Key(2)]
+    round: Annotated[int, Key(3)]
+    phase: Annotated[Phase, Key(4)]
+    method: Annotated[MethodName, Key(5)]
+    bundle: Annotated[Sha256, Key(6)]
+    deadline_s: Annotated[float, Limits(0), Key(7)] = 0.0
+    fraction: Annotated[Fraction, Key(8)] = 1.0
+    seed: Annotated[int, Key(9)] = 0
+    global_version: Annotated[int, Key(10)] = 0
+    encoding: Annotated[Encoding, Key(11)] = "f32"
+    min_samples: Annotated[Positive, Key(12)] = 1
+    limit_bytes: Annotated[int, Limits(LEAST_LIMIT_BYTES, 1 << 28), Key(13)] = 65_536
+    others: Annotated[tuple[Sha256, ...], Limits(1, MAX_BUNDLES - 1), Key(14, optional=True)] = ()
+    extractor: Annotated[Sha256, Key(15, optional=True)] = b""
+    class_lists: Annotated[tuple[ListDigest, ...], Limits(1, MAX_BUNDLES), Key(16, optional=True)] = ()
+    offer: Annotated[Offer | None, Key(17, optional=True)] = None
+    withheld: Annotated[tuple[int, ...], RISING_CLASSES, Key(18, optional=True)] = ()
+    issued: Annotated[Issued, Key(19, optional=True)] = 0
+    helper: Annotated[HelperTerms | None, Key(20, optional=True)] = None
+    epoch: Annotated[Positive, Key(21, optional=True)] = 0
+    max_samples: Annotated[Positive, Key(22, optional=True)] = 0
+    proof: Annotated[Signature, Key(24, optional=True)] = b""
 
-    def __post_init__(self) -> None:
-        _run_and_round(self.run, self.round, lowest=0)
-        _require(len(self.extractor) in (0, 32), "extractor", "32 bytes or none", len(self.extractor))
-        _text(self.method, "method", 32)
-        phases = ("open", "closed", "finished", "standing")
-        _require(self.phase in phases, "phase", ", ".join(phases), self.phase)
-        hashes = (self.bundle, *self.others)
-        _require(len(hashes) <= MAX_BUNDLES, "bundles", f"at most {MAX_BUNDLES}", len(hashes))
-        _require(all(len(sha256) == 32 for sha256 in hashes), "bundle", "32 bytes", "another length")
-        _require(len(set(hashes)) == len(hashes), "bundles", "different ones", "one twice")
-        lists = self.class_lists
-        _require(len(lists) <= MAX_BUNDLES, "lists of classes", f"at most {MAX_BUNDLES}", len(lists))
-        _require(all(len(digest) == 8 for digest in lists), "list of classes", "8 bytes", "another length")
-        _require(len(set(lists)) == len(lists), "lists of classes", "different ones", "one twice")
-        increasing = all(low < high for low, high in itertools.pairwise((-1, *self.withheld, 1 << 16)))
-        _require(increasing, "withheld", "rising class numbers", "others")
-        _require(math.isfinite(self.deadline_s) and self.deadline_s >= 0, "deadline_s", "0 or more", self.deadline_s)
-        _require(0 < self.fraction <= 1, "fraction", "above 0, up to 1", self.fraction)
-        _require(0 <= self.seed <= MAX_ROUND, "seed", f"0 to {MAX_ROUND}", self.seed)
-        _require(0 <= self.global_version <= MAX_ROUND, "global_version", f"0 to {MAX_ROUND}", self.global_version)
-        _require(self.encoding in get_args(Encoding), "encoding", "one of this wire", self.encoding)
-        _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
-        _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
-        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
-        _require(0 <= self.epoch <= MAX_ROUND, "epoch", f"0 to {MAX_ROUND}", self.epoch)
-        _require(0 <= self.max_samples <= MAX_ROUND, "max_samples", f"0 to {MAX_ROUND}", self.max_samples)
-        _require(len(self.proof) in (0, SIGNATURE_BYTES), "proof", f"{SIGNATURE_BYTES} bytes or none", len(self.proof))
+    def check_together(self) -> None:
+        _require(self.bundle not in self.others, "bundles", "different ones", "one twice")
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalPart:
+class GlobalPart(Message, number=2, grows=True):
     """Part `part` of `parts` of global state `version`: some class rows of one kind.
 
     Attributes:
         kind: `prototypes`, `head`, or another kind that the method declares.
     """
 
-    run: bytes
-    version: int
-    round: int
-    part: int
-    parts: int
-    kind: str
-    body: ClassRows
+    run: Annotated[Run, Key(2)]
+    version: Annotated[Positive, Key(4)]
+    round: Annotated[Positive, Key(3)]
+    part: Annotated[PartIndex, Key(5)]
+    parts: Annotated[PartCount, Key(6)]
+    kind: Annotated[str, Limits(1, MAX_KIND), Key(7)]
+    body: Annotated[ClassRows, Keys((8, 9))]
 
-    def __post_init__(self) -> None:
-        _run_and_round(self.run, self.round)
-        _require(1 <= self.version <= MAX_ROUND, "version", f"1 to {MAX_ROUND}", self.version)
-        _require(
-            1 <= self.parts <= MAX_CHUNKS and 0 <= self.part < self.parts, "part", f"below {self.parts}", self.part
-        )
-        _text(self.kind, "kind", MAX_KIND)
+    def check_together(self) -> None:
+        _require(self.part < self.parts, "part", f"below {self.parts}", self.part)
+        _require(self.body.rows.dtype.kind == "f", "class rows", "floats", self.body.rows.dtype)
         _check_groups(self.body.classes, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Contribution:
+class Contribution(Message, number=3):
     """A statistic for a round.
 
     Its key is (device, round, method); the device is in the topic. It carries the fields of the method's statistic:
@@ -295,52 +286,40 @@ class Contribution:
         devices: the number of devices for which a gateway sends it; 0 if a device sends it for itself.
     """
 
-    run: bytes
-    round: int
-    method: str
-    bundle: bytes
-    body: ClassRows
-    counts: NDArray[np.uint64]
-    triangle: NDArray[np.floating] | None = None
-    further: tuple[NDArray[np.floating], ...] = ()
-    extractor: bytes = b""
-    standing: Standing | None = None
-    class_list: bytes = b""
-    share: NDArray[np.uint64] | None = None
-    seed: bytes = b""
-    devices: int = 0
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    bundle: Annotated[bytes, Limits(4, 4), Key(5)]
+    body: Annotated[ClassRows, Keys((6, 8))]
+    counts: Annotated[NDArray[np.uint64], COUNTS, Key(7)]
+    triangle: Annotated[NDArray[np.floating] | None, TRIANGLE, Key(9, optional=True)] = None
+    further: Annotated[tuple[Table, ...], Keys((10, 11, 12))] = ()
+    extractor: Annotated[bytes, Limits(4, 4), Key(13, optional=True)] = b""
+    standing: Annotated[Standing | None, Key(15, optional=True)] = None
+    class_list: Annotated[bytes, Limits(4, 4), Key(16, optional=True)] = b""
+    share: Annotated[NDArray[np.uint64] | None, WORDS, Key(17, optional=True)] = None
+    seed: Annotated[SignedSeed, Key(18, optional=True)] = b""
+    devices: Annotated[Positive, Key(19, optional=True)] = 0
 
-    def __post_init__(self) -> None:
-        _run_and_round(self.run, self.round)
-        _text(self.method, "method", 32)
+    def check_together(self) -> None:
         _require((self.share is None) == (not self.seed), "a share", "its seed beside it", "one without the other")
+        is_bare = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
         if self.share is not None:
-            bare = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
-            _require(bare and self.standing is None, "a share", "nothing of the statistic beside it", "some")
-            plain = self.share.ndim == 1 and self.share.dtype == np.uint64 and len(self.share) > 0
-            _require(plain, "a share", "64-bit words", f"{self.share.dtype} {self.share.shape}")
-            _require(len(self.seed) <= MAX_SEED_BYTES, "a seed", f"at most {MAX_SEED_BYTES} bytes", len(self.seed))
-        _require(self.standing in (None, "withdrawn", "present"), "standing", "withdrawn or present", self.standing)
+            _require(is_bare and self.standing is None, "a share", "nothing of the statistic beside it", "some")
+            _require(len(self.share) > 0, "a share", "64-bit words", "none")
+        _require(is_bare or self.standing != "withdrawn", "a withdrawal", "no class and no number", "some")
         self._check_devices()
-        if self.standing == "withdrawn":
-            empty = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
-            _require(empty, "a withdrawal", "no class and no number", "some")
-        _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
-        _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
-        _require(len(self.class_list) in (0, 4), "list of classes", "4 bytes or none", len(self.class_list))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
         if self.triangle is not None:
             width = self.body.rows.shape[1]
             packed = self.triangle.shape == (width * (width + 1) // 2,)
             _require(packed, "triangle", f"the triangle of width {width}", self.triangle.shape)
-        _require(len(self.further) < MAX_FIELDS, "class rows", f"at most {MAX_FIELDS} fields", 1 + len(self.further))
         for rows in self.further:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
         self._check_numbers()
 
     def _check_devices(self) -> None:
-        _require(0 <= self.devices <= MAX_ROUND, "devices", f"0 to {MAX_ROUND}", self.devices)
         kind, what = ("i", "exact sums") if self.devices else ("f", "numbers of a device")
         _require(all(table.dtype.kind == kind for table in self._all_tables()), "contribution", what, "others")
         _require(not self.devices or self.standing != "withdrawn", "a withdrawal", "no devices", self.devices)
@@ -378,8 +357,8 @@ class Contribution:
     @property
     def words(self) -> dict[str, Any]:
         """All its attributes that are no arrays, by name."""
-        names = (attribute.name for attribute in fields(self))
-        return {name: getattr(self, name) for name in names if name not in _ARRAYS}
+        names = {attribute.name for attribute in fields(self)} - table_of(Contribution).tensor_fields
+        return {name: getattr(self, name) for name in names}
 
     @property
     def says_nothing(self) -> bool:
@@ -521,7 +500,9 @@ class Contribution:
     def _in_order(self, kind: type[Statistic], dense: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Its arrays, in the order of the statistic's fields."""
         tables = iter(dense)
-        return [next(tables) if isinstance(field, Rows) else np.asarray(self.triangle) for field in kind.FIELDS]
+        return [
+            next(tables) if isinstance(field, statistics.Rows) else np.asarray(self.triangle) for field in kind.FIELDS
+        ]
 
     def plain(self, kind: type[Statistic], classes: int, width: int) -> Contribution:
         """A gateway's contribution as one device with all the samples would send it: rounded, and checked as usual.
@@ -537,33 +518,25 @@ class Contribution:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Chunk(Message, number=4):
     """Slice `index` of `count` of one encoded Contribution of `total_bytes` with hash prefix `digest`."""
 
-    run: bytes
-    round: int
-    method: str
-    index: int
-    count: int
-    total_bytes: int
-    digest: bytes
-    data: bytes
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    index: Annotated[PartIndex, Key(5)]
+    count: Annotated[PartCount, Key(6)]
+    total_bytes: Annotated[int, Limits(1, 1 << 32), Key(7)]
+    digest: Annotated[bytes, Limits(8, 8), Key(8)]
+    data: Annotated[bytes, Limits(1), Key(9)]
 
-    def __post_init__(self) -> None:
-        _run_and_round(self.run, self.round)
-        _text(self.method, "method", 32)
-        _require(
-            1 <= self.count <= MAX_CHUNKS and 0 <= self.index < self.count,
-            "chunk",
-            f"index below {self.count}",
-            self.index,
-        )
-        _require(1 <= len(self.data) <= self.total_bytes <= 1 << 32, "chunk", "1 byte to the total", len(self.data))
-        _require(len(self.digest) == 8, "digest", "8 bytes", len(self.digest))
+    def check_together(self) -> None:
+        _require(self.index < self.count, "chunk", f"index below {self.count}", self.index)
+        _require(len(self.data) <= self.total_bytes, "chunk", f"at most {self.total_bytes} bytes", len(self.data))
 
 
 @dataclass(frozen=True)
-class Receipt:
+class Receipt(Message, number=5, grows=True):
     """What became of the contribution (this device, `round`, `method`) of run `run`.
 
     Attributes:
@@ -577,38 +550,25 @@ class Receipt:
         why: why it is not part of the result, in words; empty otherwise.
     """
 
-    run: bytes
-    round: int
-    method: str
-    status: ReceiptStatus
-    reason: str = ""
-    missing: bytes = b""
-    digest: bytes = b""
-    held: int = 0
-    counts: bool | None = None
-    why: str = ""
+    run: Annotated[Run, Key(2)]
+    round: Annotated[Positive, Key(3)]
+    method: Annotated[MethodName, Key(4)]
+    status: Annotated[ReceiptStatus, Key(5)]
+    reason: Annotated[ShortText, Key(6)] = ""
+    missing: Annotated[bytes, Limits(0, MAX_PARTS // 8 + 1), Key(7)] = b""
+    digest: Annotated[bytes, Limits(8, 8), Key(8, optional=True)] = b""
+    held: Annotated[Positive, Key(9, optional=True)] = 0
+    counts: Annotated[bool | None, Key(10, optional=True)] = None
+    why: Annotated[str, Limits(1, MAX_TEXT), Key(11, optional=True)] = ""
 
     @property
     def refuses_the_device(self) -> bool:
         """Whether the device itself was refused by an operator, and not only what it sent."""
         return self.status == "rejected" and self.reason.endswith(ADMITS)
 
-    def __post_init__(self) -> None:
-        _run_and_round(self.run, self.round)
-        _text(self.method, "method", 32)
-        _require(0 <= self.held <= MAX_ROUND, "held", f"0 to {MAX_ROUND}", self.held)
-        _require(len(self.digest) in (0, 8), "digest", "8 bytes or none", len(self.digest))
-        statuses = ("committed", "duplicate", "late", "rejected", "need-chunks")
-        _require(self.status in statuses, "status", ", ".join(statuses), self.status)
-        _require(len(self.reason) <= MAX_TEXT, "reason", f"at most {MAX_TEXT} characters", len(self.reason))
-        _require(len(self.why) <= MAX_TEXT, "why", f"at most {MAX_TEXT} characters", len(self.why))
-        _require(
-            len(self.missing) <= MAX_CHUNKS // 8 + 1, "missing", "a bitmap of at most 65535 bits", len(self.missing)
-        )
-
 
 @dataclass(frozen=True)
-class Rival:
+class Rival(Part):
     """Another process under the same device id, in the status of a process that stays or leaves because of it.
 
     Attributes:
@@ -617,20 +577,14 @@ class Rival:
         boot, board: what the other process has said of itself.
     """
 
-    instance: bytes
-    age_s: int
-    boot: int
-    board: str = ""
-
-    def __post_init__(self) -> None:
-        _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
-        _require(0 <= self.age_s <= MAX_ROUND, "age", f"0 to {MAX_ROUND} s", self.age_s)
-        _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
-        _require(len(self.board) <= MAX_TEXT, "board", f"at most {MAX_TEXT} characters", len(self.board))
+    instance: Annotated[bytes, Limits(8, 8), Key(0)]
+    age_s: Annotated[int, Limits(0, MAX_UINT, unit="s"), Key(1)]
+    boot: Annotated[int, Key(2)]
+    board: Annotated[ShortText, Key(3)] = ""
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(Message, number=6):
     """A device's birth or death, and what it measured of itself. Retained; the death is the last will.
 
     Attributes:
@@ -648,49 +602,15 @@ class Status:
         rival: another process under the same id that this status answers: the later process leaves. None for none.
     """
 
-    online: bool
-    instance: bytes
-    boot: int
-    profile: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    issued: int = 0
-    heard: tuple[Mark, ...] = ()
-    rival: Rival | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
-        _require(len(self.heard) <= MAX_HEARD, "heard", f"at most {MAX_HEARD} numbers", len(self.heard))
-        rising = all(first.key_id < second.key_id for first, second in itertools.pairwise(self.heard))
-        _require(rising, "heard", "rising keys", "others")
-        _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
-        _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
-        _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))
-        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= MAX_VERSION)
-        _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
-
-
-Message = (
-    Announcement
-    | GlobalPart
-    | Contribution
-    | Chunk
-    | Receipt
-    | Status
-    | Request
-    | Piece
-    | Signed
-    | Enrolment
-    | Opening
-    | Opened
-    | SealedSeed
-)
-
-
-def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
-    _require(len(run) == 4, "run", "4 bytes", len(run))
-    if not lowest <= round_number <= MAX_ROUND:
-        raise WireError("round", expected=f"{lowest} to {MAX_ROUND}", got=round_number)
+    online: Annotated[bool, Key(2)]
+    instance: Annotated[bytes, Limits(8, 8), Key(3)]
+    boot: Annotated[int, Key(4)]
+    profile: Annotated[ShortText, Key(5)] = ""
+    versions: Annotated[Mapping[EntryName, VersionText], Limits(0, MAX_ENTRIES), Key(6)] = field(default_factory=dict)
+    metrics: Annotated[Mapping[EntryName, Figure], Limits(0, MAX_ENTRIES), Key(7)] = field(default_factory=dict)
+    issued: Annotated[Issued, Key(8, optional=True)] = 0
+    heard: Annotated[tuple[Mark, ...], Limits(1, MAX_HEARD), Key(9, optional=True)] = ()
+    rival: Annotated[Rival | None, Key(10, optional=True)] = None
 
 
 def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int, width: int) -> None:
@@ -730,14 +650,3 @@ def _numbers(values: NDArray[np.floating], what: str) -> None:
     largest = float(np.abs(values).max(initial=0.0))  # NaN where there is one, and then the comparison fails too
     if not largest <= MAX_MAGNITUDE:
         raise WireError(what, expected=f"finite numbers up to {MAX_MAGNITUDE:g}", got=largest)
-
-
-def _text(value: str, what: str, limit: int) -> None:
-    if not 1 <= len(value) <= limit:
-        raise WireError(what, expected=f"1 to {limit} characters", got=len(value))
-
-
-def _entries(entries: Mapping[str, object], what: str, valid: Callable[[object], bool]) -> None:
-    _require(len(entries) <= MAX_ENTRIES, what, f"at most {MAX_ENTRIES} entries", len(entries))
-    for name, value in entries.items():
-        _require(1 <= len(name) <= MAX_NAME and valid(value), what, "short names and plain values", name[:MAX_NAME])

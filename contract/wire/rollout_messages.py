@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from protofleet.contract.errors import WireError
 from protofleet.contract.wire import topics
+from protofleet.contract.wire.fields import Fraction, Key, Limits, Message, Part, Positive, Run, Sha256
 
 __all__ = [
     "APART",
@@ -39,7 +40,6 @@ WORDS: Final[tuple[Word, ...]] = get_args(Word)
 MAX_BUNDLE_BYTES: Final = 1 << 31
 MAX_PIECES: Final = 16  # that one request is answered with
 DIGEST_BYTES: Final = 8  # of the bundle's sha256, in a request and in a piece
-_MAX_NUMBER = 2**32 - 1
 _MAX_TOLD = 64  # characters of an entry among the versions of a status
 _TOLD = re.compile(r"([1-9][0-9]{0,9}) ([a-z]+)(?:: (.*))?", re.DOTALL)
 
@@ -48,7 +48,7 @@ _require = WireError.unless
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(Part, grows=True):
     """A bundle that devices are to go over to, and how many of them.
 
     Attributes:
@@ -59,18 +59,14 @@ class Offer:
         fleet: where they go over to another fleet, its id; empty in this one.
     """
 
-    sha256: bytes
-    version: int
-    size_bytes: int
-    fraction: float = 1.0
-    fleet: str = ""
+    sha256: Annotated[Sha256, Key(0)]
+    version: Annotated[Positive, Key(1)]
+    size_bytes: Annotated[int, Limits(1, MAX_BUNDLE_BYTES), Key(2)]
+    fraction: Annotated[Fraction, Key(3)] = 1.0
+    fleet: Annotated[str, Limits(0, 64), Key(4)] = ""
 
-    def __post_init__(self) -> None:
-        _require(len(self.sha256) == 32, "offered bundle", "32 bytes", len(self.sha256))
-        _require(1 <= self.version <= _MAX_NUMBER, "offered version", f"1 to {_MAX_NUMBER}", self.version)
-        _require(1 <= self.size_bytes <= MAX_BUNDLE_BYTES, "offered size", "1 to 2^31 bytes", self.size_bytes)
-        _require(0 < self.fraction <= 1, "offered fraction", "above 0, up to 1", self.fraction)
-        _require(not self.fleet or topics.is_id(self.fleet), "offered fleet", "an id, or none", repr(self.fleet)[:80])
+    def check_together(self) -> None:
+        _require(not self.fleet or topics.is_id(self.fleet), "offer fleet", "an id, or none", repr(self.fleet)[:80])
 
     @property
     def digest(self) -> bytes:
@@ -79,44 +75,35 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(Message, number=7):
     """A device asks for `wanted_bytes` bytes of an offered bundle from `offset` on.
 
     Attributes:
         bundle: the first 8 bytes of its sha256.
     """
 
-    run: bytes
-    bundle: bytes
-    offset: int
-    wanted_bytes: int
-
-    def __post_init__(self) -> None:
-        _require(len(self.run) == 4, "run", "4 bytes", len(self.run))
-        _require(len(self.bundle) == DIGEST_BYTES, "bundle", f"{DIGEST_BYTES} bytes", len(self.bundle))
-        _require(0 <= self.offset <= _MAX_NUMBER, "offset", f"0 to {_MAX_NUMBER}", self.offset)
-        _require(1 <= self.wanted_bytes <= _MAX_NUMBER, "wanted bytes", f"1 to {_MAX_NUMBER}", self.wanted_bytes)
+    run: Annotated[Run, Key(2)]
+    bundle: Annotated[bytes, Limits(DIGEST_BYTES, DIGEST_BYTES), Key(3)]
+    offset: Annotated[int, Key(4)]
+    wanted_bytes: Annotated[Positive, Key(5)]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Piece(Message, number=8, grows=True):
     """The bytes of an offered bundle from `offset` on: as many as fit one message, 1 or more.
 
     Attributes:
         bundle: the first 8 bytes of its sha256.
     """
 
-    run: bytes
-    bundle: bytes
-    offset: int
-    data: bytes
+    run: Annotated[Run, Key(2)]
+    bundle: Annotated[bytes, Limits(DIGEST_BYTES, DIGEST_BYTES), Key(3)]
+    offset: Annotated[int, Key(4)]
+    data: Annotated[bytes, Limits(1), Key(5)]
 
-    def __post_init__(self) -> None:
-        _require(len(self.run) == 4, "run", "4 bytes", len(self.run))
-        _require(len(self.bundle) == DIGEST_BYTES, "bundle", f"{DIGEST_BYTES} bytes", len(self.bundle))
-        _require(0 <= self.offset <= _MAX_NUMBER, "offset", f"0 to {_MAX_NUMBER}", self.offset)
+    def check_together(self) -> None:
         end = self.offset + len(self.data)
-        _require(len(self.data) > 0 and end <= MAX_BUNDLE_BYTES, "piece", "1 byte or more, up to 2^31", end)
+        _require(end <= MAX_BUNDLE_BYTES, "piece", f"an end of at most {MAX_BUNDLE_BYTES}", end)
 
 
 APART: Final = "apart"  # among the versions of a status: why the device takes no part in what is announced

@@ -1,5 +1,5 @@
 """Photos to answers, with what the device knows.
 
-`knowledge` reads what is known from a state directory; `predictor` answers; `photo_watch` waits for new photos;
+`knowledge` reads what is known from a state directory; `predictor` answers;
 `answer_publisher` sends answers to a broker, where that is asked for.
 """

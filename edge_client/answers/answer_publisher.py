@@ -11,27 +11,27 @@ client id is drawn anew for each publisher, so that it is never equal to a devic
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import unquote
 
+from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import LinkError, UsageError
-from protofleet.contract.mqtt.address import Address
+from protofleet.contract.mqtt.address import Address, topic_of
 from protofleet.contract.mqtt.link import Connected, Disconnected, Failed, Link, Noticed
 from protofleet.contract.printable import undisclosed
 from protofleet.contract.wire import topics
 
 __all__ = ["LinePublisher", "Target"]
 
+logger = logging.getLogger(__name__)
+
 _FLYING = 64  # lines that wait for their acknowledgement
 _LOOK_S, _BUSY_S = 0.5, 0.05
 _OWN = topics.PREFIX.split("/")[0]
-_URL = re.compile(r"(?P<broker>(?i:mqtts?)://[^/?#]+)/(?P<topic>[^?#@]+)")  # an @ behind the / may end a password
 _EXPECTED = "mqtt[s]://BROKER/TOPIC, with %3F, %23 and %40 for ? # @"
 
 
@@ -51,16 +51,16 @@ class Target:
         Raises:
             UsageError: it names none, a topic of a fleet's, or one that cannot be published to.
         """
-        parts = _URL.fullmatch(url)
-        if parts is None:
+        found = topic_of(url)
+        if found is None:
             hint = "mqtt://127.0.0.1/kitchen/answers"
             raise UsageError("--publish", expected=_EXPECTED, got=undisclosed(url), hint=hint)
-        topic = unquote(parts["topic"])
+        broker, topic = found
         if topic.split("/")[0] == _OWN:
             raise UsageError("--publish", expected=f"a topic that is no fleet's, not below {_OWN}/", got=topic)
         if set(topic) & {"+", "#", "\0"} or topic.startswith("$") or len(topic.encode()) > 65_535:
             raise UsageError("--publish", expected="a topic without + and #, not beginning with $", got=topic)
-        return cls(Address.parse(parts["broker"], ca_file=ca_file, cert_file=cert_file, key_file=key_file), topic)
+        return cls(Address.parse(broker, ca_file=ca_file, cert_file=cert_file, key_file=key_file), topic)
 
     def __str__(self) -> str:
         return f"{self.topic} at {self.address}"
@@ -71,19 +71,18 @@ class LinePublisher:
 
     Args:
         most: how many may wait, those included that the broker has not acknowledged.
-        log: takes a line when the broker comes or goes, and when lines are lost.
 
     Attributes:
         dropped: how many lines were lost, since too many waited.
     """
 
-    def __init__(self, target: Target, *, most: int = 1_000, log: Callable[[str], None] = lambda line: None) -> None:
-        self.target, self._most, self._log = target, max(most, _FLYING), log
+    def __init__(self, target: Target, *, most: int = 1_000) -> None:
+        self.target, self._most = target, max(most, _FLYING)
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
         self._flying: deque[bytes] = deque()
         self._connection, self._delivered = 0, 0  # on which `_flying` went, and how many before these have arrived
-        self._closing, self._warned_full, self._last_line = False, False, ""
+        self._closing, self._warned_full, self._changes = False, False, Changes(logger)
         self._error: LinkError | None = None
         self.dropped = 0
         client_id = f"pf-answers-{os.urandom(6).hex()}"  # 23 letters, which every broker takes
@@ -109,7 +108,7 @@ class LinePublisher:
                 full = False
             self._push()
         if full:
-            self._log(f"{self._most:,} answers wait for {self.target}: the oldest are dropped")
+            logger.warning(f"{self._most:,} answers wait for {self.target}: the oldest are dropped")
 
     def close(self, patience_s: float = 10.0) -> int:
         """Wait until all is acknowledged, at most so long, and end; gives how many lines were not."""
@@ -141,7 +140,7 @@ class LinePublisher:
             except LinkError as error:  # larger than the broker takes
                 self._waiting.popleft()
                 self.dropped += 1
-                self._say(f"an answer is dropped: {error}")
+                self._changes.say(f"an answer is dropped: {error}", level=logging.WARNING)
                 continue
             if not number:
                 return
@@ -162,21 +161,17 @@ class LinePublisher:
             event = self._link.receive(_BUSY_S if self._flying else _LOOK_S)
             if isinstance(event, Connected):
                 self._warned_full = False
-                self._say(f"publishing on {self.target}")
+                self._changes.say(f"publishing on {self.target}")
             elif isinstance(event, Disconnected):
-                self._say(f"no connection to {self.target.address} ({event.reason}): answers wait")
+                self._changes.say(
+                    f"no connection to {self.target.address} ({event.reason}): answers wait", level=logging.WARNING
+                )
             elif isinstance(event, Noticed):
-                self._say(event.line)
+                self._changes.say(event.line)
             elif isinstance(event, Failed):
                 self._error = event.error
-                self._say(str(event.error))
+                self._changes.say(str(event.error))
                 return
             if self._flying or event is not None:
                 with self._lock:
                     self._push()
-
-    def _say(self, line: str) -> None:
-        """Log a line unless it is what was said last."""
-        if line != self._last_line:
-            self._log(line)
-        self._last_line = line

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import DataError, ProtofleetError, UsageError, near_names
 from protofleet.contract.heads.answers import way_in_words
 from protofleet.contract.methods import method
@@ -40,6 +42,8 @@ from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.training.trainer import Weights
 
 __all__ = ["Answers", "Predictor"]
+
+logger = logging.getLogger(__name__)
 
 _TOGETHER = 32  # photos that are decoded and asked about at once
 
@@ -111,7 +115,6 @@ class Predictor:
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say, if they do.
         providers: where the bundle's graph runs; the CPU unless one was chosen.
         newer: gives what is newer than what it gave before, or None; asked before each batch of answers.
-        log: takes a line when something newer is taken up, or is not.
 
     Raises:
         UsageError: there is no such way, or none at all; the threshold is not a number.
@@ -128,7 +131,6 @@ class Predictor:
         threshold: float | None = None,
         providers: Providers | None = None,
         newer: Callable[[], Knowledge | None] | None = None,
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
@@ -136,7 +138,7 @@ class Predictor:
         self._first, self._shape = bundle, m.input_shape  # of the images, for good
         self._wanted, self._threads, self._providers = way, threads, providers or Providers()
         self._given_threshold = threshold
-        self._newer, self._log, self._last_line = newer, log, ""
+        self._newer, self._changes = newer, Changes(logger)
         self._renewing = threading.Lock()
         self._ready = self._prepared(knowledge or Knowledge(), None)
 
@@ -204,13 +206,13 @@ class Predictor:
                 return False
             before, self._ready = self._ready, self._prepared(newer, self._ready)
         except ProtofleetError as error:
-            self._say(f"nothing new is taken up: {error}")
+            self._changes.say(f"nothing new is taken up: {error}", level=logging.WARNING)
             return False
         finally:
             self._renewing.release()
         if before.known.mark == self._ready.known.mark:
             return False
-        self._say(f"taken up: {self.basis}; answers by {self.way}")
+        self._changes.say(f"taken up: {self.basis}; answers by {self.way}")
         return True
 
     def __call__(self, images: NDArray[Any]) -> Answers:
@@ -284,7 +286,7 @@ class Predictor:
             state, lambda: largest_norm(own_method.own_prototypes(local)[0])
         )
         if state is not None and doubt:
-            self._say(f"global version {state.version} is not taken up: {doubt}")
+            self._changes.say(f"global version {state.version} is not taken up: {doubt}", level=logging.WARNING)
             state = None if before is None else before.known.state
         alone = None if self._wanted is not None else known.alone  # a way that is asked for is the fleet's
         by = state  # what the answers follow from
@@ -324,12 +326,6 @@ class Predictor:
         choice = self._providers.choice
         provider = self._providers.of(choice.answers if own is None else choice.own_answers)
         return Extractor(bundle, bundle.params if own is None else own, self._threads, provider)
-
-    def _say(self, line: str) -> None:
-        """Log a line unless it is what was said last."""
-        if line != self._last_line:
-            self._log(line)
-        self._last_line = line
 
 
 def _share_features(one: Bundle, other: Bundle) -> bool:

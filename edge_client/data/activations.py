@@ -14,6 +14,7 @@ is written whole or not at all. The directory belongs to the device's process al
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import shutil
@@ -29,6 +30,8 @@ from protofleet.edge_client.data.samples import release_pages
 
 __all__ = ["ActivationStore"]
 
+logger = logging.getLogger(__name__)
+
 Float32 = NDArray[np.float32]
 _LEFT_FREE_BYTES = 64 << 20  # of the disk, for whoever else needs it
 _HASHED_TOGETHER = 256  # photos
@@ -40,13 +43,10 @@ class ActivationStore:
     Args:
         directory: made, for its owner alone, when it is first needed; None to keep them in memory.
         budget_bytes: for all that is kept together.
-        log: takes a line about what takes long, and about photos beyond the budget.
     """
 
-    def __init__(
-        self, directory: Path | None, budget_bytes: int, log: Callable[[str], None] = lambda line: None
-    ) -> None:
-        self._directory, self._budget, self._log = directory, budget_bytes, log
+    def __init__(self, directory: Path | None, budget_bytes: int) -> None:
+        self._directory, self._budget = directory, budget_bytes
         self._used: dict[str, int] = {}
 
     def fetch(
@@ -69,7 +69,7 @@ class ActivationStore:
             return self._fetched(name, identity, x, width, compute)
         except OSError as error:
             self._used.pop(name, None)
-            self._log(f"activations cannot be kept ({error.strerror}): the trunk runs again in each epoch")
+            logger.warning(f"activations cannot be kept ({error.strerror}): the trunk runs again in each epoch")
             return np.empty((0, width), np.float32)
 
     def _fetched(
@@ -80,7 +80,7 @@ class ActivationStore:
         count = max(min(len(x), (room - others) // (4 * width)), 0)
         self._used[name] = 4 * width * count
         if count < len(x):
-            self._log(
+            logger.info(
                 f"activations of {count:,} of {len(x):,} photos are kept ({self._used[name] / 1e6:,.0f} MB): the trunk"
                 f" runs again for the other {len(x) - count:,} in each epoch; "
                 + ("--activations MB for more" if room == self._budget else "the disk has no room for more")
@@ -109,7 +109,7 @@ class ActivationStore:
         assert self._directory is not None
         for old in [*self._directory.glob(f"{name}-*.activations"), *self._directory.glob("*.partial")]:
             old.unlink(missing_ok=True)
-        self._log(
+        logger.info(
             f"running the trunk once over {counted(count, 'photo')}; {4 * width * count / 1e6:,.1f} MB stay in "
             f"{self._directory}"
         )

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import mmap
 import os
@@ -40,6 +41,8 @@ from protofleet.edge_client.data.decode import FEW, Broken, Decoded
 from protofleet.edge_client.data.samples import LeavesOut, pixel_hash, release_pages
 
 __all__ = ["ImageCache", "NoRoomError", "cache_key"]
+
+logger = logging.getLogger(__name__)
 
 Decode = Callable[[NDArray[np.int64]], Iterable[NDArray[np.uint8] | Broken]]
 _HASH_BYTES = 16
@@ -69,11 +72,10 @@ class ImageCache:
 
     Args:
         directory: made, for its owner alone, when it is first needed.
-        log: takes a line for a person when something takes long.
     """
 
-    def __init__(self, directory: Path, log: Callable[[str], None] = lambda line: None) -> None:
-        self._directory, self._log = directory, log
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def fetch(
         self,
@@ -131,7 +133,7 @@ class ImageCache:
                 break
             except BlockingIOError:
                 if not waited:
-                    self._log(f"waiting for another process that decodes images into {self._directory}")
+                    logger.info(f"waiting for another process that decodes images into {self._directory}")
                 waited = True
                 time.sleep(_POLL_S)
         try:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import os
 import stat
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -35,12 +36,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from protofleet.contract.console.logs import Private
 from protofleet.contract.errors import DataError
 from protofleet.edge_client.data.samples import LeavesOut, pixel_hash
 
 __all__ = [
     "FEW",
+    "MAX_PIXELS",
     "Broken",
+    "Crop",
     "Decoded",
     "check_channels",
     "decode_all",
@@ -50,9 +54,14 @@ __all__ = [
     "image_shape",
 ]
 
+logger = logging.getLogger(__name__)
+
 Shape = tuple[int, int, int]
+Crop = tuple[int, int, int, int]
+"""The part of a picture that counts: x and y of its upper left corner, width and height, in pixels of the picture as it
+is shown."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_MAX_PIXELS = 25_000_000  # of what is decoded: 100 MB, since Pillow holds RGB in four bytes
+MAX_PIXELS = 25_000_000  # of what is decoded: 100 MB, since Pillow holds RGB in four bytes
 _LARGE_PIXELS = 2_000_000  # above, one at a time
 _PROGRESSIVE_LARGE = 8_000_000  # a progressive JPEG holds all its coefficients, at whatever scale it is decoded
 _REDUCING_GAP = 3.0  # Pillow first averages whole blocks of pixels, as far as three times the wanted size
@@ -98,7 +107,7 @@ class Decoded:
     broken: tuple[Broken, ...]
     left_out: int = 0
 
-    def tell(self, where: str, log: Callable[[str], None]) -> None:
+    def tell(self, where: str) -> None:
         """Say in one line how many were skipped, and which first.
 
         Raises:
@@ -111,7 +120,8 @@ class Decoded:
         if not len(self.x):
             raise DataError(f"{where}: no image of {skipped} can be read", expected="whole image files", got=named)
         further = f"; and {skipped - len(self.broken)} more" if skipped > len(self.broken) else ""
-        log(f"skipped {skipped} of {len(self.kept)} images of {where}, which cannot be read: {named}{further}")
+        of_all, names = f"{skipped} of {len(self.kept)} images", Private(named + further)
+        logger.warning("skipped %s of %s, which cannot be read: %s", of_all, where, names)
 
 
 def check_channels(shape: Shape, name: object) -> None:
@@ -181,26 +191,34 @@ def decode_all(
             pool.shutdown(cancel_futures=True)
 
 
-def decode_image(source: str | bytes, shape: Shape) -> NDArray[np.uint8]:
+def decode_image(source: str | bytes, shape: Shape, crop: Crop | None = None) -> NDArray[np.uint8]:
     """One image as (H, W, c) uint8.
 
     Args:
         source: a path, or the bytes of an image file.
         shape: (H, W, c); c is 1, 3 or 4.
+        crop: the part of it that counts; None for all of it.
 
     Raises:
-        DataError: when it is not an image that Pillow reads whole, or has too many pixels.
+        DataError: when it is not an image that Pillow reads whole, has too many pixels, or does not hold the crop.
     """
     with _silent_pillow():
-        (result,) = _decode_task([("the image", source)], shape)
+        (result,) = _decode_task([("the image", source)], shape, crop)
     if isinstance(result, Broken):
         raise DataError(f"{result.name} is not a readable image", expected="a whole image file", got=result.why)
     return result
 
 
-def fit_pixels(pixels: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
-    """A camera's picture (H, W) grey or (H, W, 3) RGB, brought to (H, W, c) as a file of the same pixels would be."""
-    return _decoded(Image.fromarray(pixels), shape)
+def fit_pixels(pixels: NDArray[np.uint8], shape: Shape, crop: Crop | None = None) -> NDArray[np.uint8]:
+    """A camera's picture (H, W) grey or (H, W, 3) RGB, brought to (H, W, c) as a file of the same pixels would be.
+
+    Raises:
+        DataError: it has too many pixels, or does not hold the crop.
+    """
+    try:
+        return _decoded(Image.fromarray(pixels), shape, crop)
+    except ValueError as error:
+        raise DataError("the picture", expected="one that can be used", got=error) from None
 
 
 def image_shape(source: str | bytes) -> Shape | None:
@@ -229,13 +247,15 @@ def _tasks(items: Iterable[tuple[str, str | bytes]], shape: Shape) -> Iterator[l
         yield task
 
 
-def _decode_task(task: list[tuple[str, str | bytes]], shape: Shape) -> list[NDArray[np.uint8] | Broken]:
+def _decode_task(
+    task: list[tuple[str, str | bytes]], shape: Shape, crop: Crop | None = None
+) -> list[NDArray[np.uint8] | Broken]:
     images: list[NDArray[np.uint8] | Broken] = []
     for name, source in task:
         try:
             with _opened(source) as image:
                 _check_size(image, shape)
-                images.append(_decoded(image, shape))
+                images.append(_decoded(image, shape, crop))
         except Exception as error:  # Pillow's readers raise nearly anything on a broken file
             images.append(Broken(name, _why(error, source)))
     return images
@@ -281,18 +301,19 @@ def _first_bytes(path: str) -> bytes:
         return file.read(12)
 
 
-def _decoded(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
+def _decoded(image: Image.Image, shape: Shape, crop: Crop | None = None) -> NDArray[np.uint8]:
     height, width, channels = shape
+    image = image if crop is None else _cropped(image, crop)
     whole = image.width * image.height
     side = 2 * max(width, height)  # of both, since it is not known yet whether the image lies on its side
     image.draft("L" if channels == 1 else None, (side, side))  # JPEG only: others stay as they are
     pixels = whole if "progressive" in image.info else image.width * image.height
-    if pixels > _MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,}")
+    if pixels > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
     large = pixels > (_PROGRESSIVE_LARGE if "progressive" in image.info else _LARGE_PIXELS)
     with _one_large if large else contextlib.nullcontext():
         image.load()
-        turn = _orientation(image)
+        turn = _orientation(image) if crop is None else 1
         lying = turn >= 5
         image = _plain_mode(image, _MODES[channels])
         size = (height, width) if lying else (width, height)
@@ -304,6 +325,25 @@ def _decoded(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
     if turn in _TURNS:
         image = image.transpose(_TURNS[turn])
     return np.asarray(image, dtype=np.uint8).reshape(shape)
+
+
+def _cropped(image: Image.Image, crop: Crop) -> Image.Image:
+    """A part of an image, upright.
+
+    Raises:
+        ValueError: it has too many pixels, or not all of that part.
+    """
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
+    with _one_large if image.width * image.height > _LARGE_PIXELS else contextlib.nullcontext():
+        image.load()
+        turn = _orientation(image)
+        image = image.transpose(_TURNS[turn]) if turn in _TURNS else image
+    x, y, width, height = crop
+    if x + width > image.width or y + height > image.height:
+        part = ",".join(map(str, crop))
+        raise ValueError(f"{image.width} x {image.height} pixels, which do not hold the crop {part}")
+    return image.crop((x, y, x + width, y + height))
 
 
 def _plain_mode(image: Image.Image, wanted: str) -> Image.Image:

@@ -11,18 +11,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.contract.console.logs import Private
 from protofleet.contract.errors import DataError
 from protofleet.edge_client.data.listing import Listing, Stamp
 from protofleet.edge_client.data.splits import split_code
 
 __all__ = ["SUFFIXES", "PathImages", "is_image", "list_folder", "parquet_files"]
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _NAMED_AS_UNREADABLE = frozenset({".heic", ".heif"})  # a phone's photos: left out with a line, not in silence
@@ -44,7 +48,7 @@ class PathImages:
             yield os.path.join(self._root, self._files[row])
 
 
-def list_folder(root: Path, log: Callable[[str], None]) -> Listing:
+def list_folder(root: Path) -> Listing:
     """All images under `root/CLASS/` or `root/SPLIT/CLASS/`.
 
     Raises:
@@ -61,7 +65,7 @@ def list_folder(root: Path, log: Callable[[str], None]) -> Listing:
             files.append(relative)
             labels.append(number)
             splits.append(code)
-    walker.tell(log)
+    walker.tell()
     if not files:
         led_out = f"none but {walker.led_out} links that lead out of it" if walker.led_out else "none"
         raise DataError(
@@ -114,11 +118,12 @@ class _Walker:
         """How many links were not followed."""
         return len(self._led_out)
 
-    def tell(self, log: Callable[[str], None]) -> None:
+    def tell(self) -> None:
         """Say which links were not followed."""
         if self._led_out:
-            few = ", ".join(sorted(self._led_out)[:3])
-            log(f"{self._root}: {self.led_out} symbolic links that lead out of it are not followed ({few}); use a .csv")
+            few = Private(", ".join(sorted(self._led_out)[:3]))
+            links = f"{self.led_out} symbolic links that lead out of it are not followed"
+            logger.warning("%s: %s (%s); use a .csv", self._root, links, few)
 
     def folders(self, relative: str) -> list[str]:
         """The names of the folders in one."""

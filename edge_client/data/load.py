@@ -11,8 +11,9 @@ use it, follows from no other sample. A sample that the bundle cannot use is lef
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.console.logs import Private
 from protofleet.contract.errors import DataError
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.listing import Listing
@@ -49,7 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["from_arrays", "hold_back", "load_data", "load_held_out", "read_images"]
 
-Log = Callable[[str], None]
+logger = logging.getLogger(__name__)
+
 Rows = NDArray[np.int64]
 Shape = tuple[int, int, int]
 _MANY = 1_000  # images whose decoding is announced
@@ -61,7 +64,6 @@ def load_data(
     manifest: Manifest,
     *,
     purpose: Purpose = "train",
-    log: Log = lambda line: None,
     cache: Path | None = None,
     learned: Learned | None = None,
 ) -> LocalData:
@@ -70,7 +72,6 @@ def load_data(
     Args:
         path: an image folder, a CSV of paths, a `.npz`, a `.parquet` or a directory of such (docs/data.md).
         purpose: `train` or `test` picks the split where the source declares splits; a test set has labels only.
-        log: takes a line about images that are left out, and about what takes long.
         cache: the directory that keeps decoded images; None to decode them into memory.
         learned: examples beside them, which train. A sample at `path` that is among these is left out, so that nothing
             may be left of a test set.
@@ -78,12 +79,10 @@ def load_data(
     Raises:
         DataError: one line: what is wrong with which file, and what was expected.
     """
-    listing = _with_bundle_classes(list_source(path, log), manifest)
+    listing = _with_bundle_classes(list_source(path), manifest)
     rows = declared_rows(listing, purpose)
     listing, rows, leaves_out = _with_learned(listing, rows, rows[:0], manifest, learned, purpose)
-    x, kept = read_images(
-        listing, rows, manifest.input_shape, name=purpose, log=log, cache=cache, leaves_out=leaves_out
-    )
+    x, kept = read_images(listing, rows, manifest.input_shape, name=purpose, cache=cache, leaves_out=leaves_out)
     data = LocalData(x, listing.labels[kept])
     if leaves_out is not None and purpose == "test" and not len(data):
         return data
@@ -98,7 +97,6 @@ def load_held_out(
     seed: int = 0,
     least: int = 1,
     most: int | None = None,
-    log: Log = lambda line: None,
     cache: Path | None = None,
     learned: Learned | None = None,
     draws: Draws | None = None,
@@ -115,7 +113,7 @@ def load_held_out(
         most: at most so many samples in all. Samples without a label are left out first. Then both sides keep the same
             share of every class, and at least one sample of each class that they have. No other sample is decoded. None
             for all.
-        path, log, cache, learned: as of `load_data`; what is learned does not change which others are held back.
+        path, cache, learned: as of `load_data`; what is learned does not change which others are held back.
         draws: divide by each sample alone (`splits.rows_each_alone`), instead of by classes; `seed` and `least` then
             mean nothing.
 
@@ -126,20 +124,18 @@ def load_held_out(
         DataError, UsageError: as `load_data`, and where `share` is out of range.
     """
     if draws is None:
-        listing = _with_bundle_classes(list_source(path, log), manifest)
+        listing = _with_bundle_classes(list_source(path), manifest)
         train, held_rows = train_and_held_rows(listing, share, seed, least=least)
     else:
-        listing = _usable(list_source(path, log, each_alone=True), manifest, log)
+        listing = _usable(list_source(path, each_alone=True), manifest)
         train, held_rows = rows_each_alone(listing, share, draws)
     if most is not None and len(train) + len(held_rows) > most:
         labelled = train[listing.labels[train] >= 0]
         fraction, whole = min(most / (len(labelled) + len(held_rows)), 1.0), len(train) + len(held_rows)
         train, held_rows = (fewer_rows(listing, side, fraction, seed) for side in (labelled, held_rows))
-        log(f"{len(train) + len(held_rows):,} of {whole:,} photos are looked at")
+        logger.info(f"{len(train) + len(held_rows):,} of {whole:,} photos are looked at")
     listing, rows, leaves_out = _with_learned(listing, train, held_rows, manifest, learned, "train")
-    x, kept = read_images(
-        listing, rows, manifest.input_shape, name="train", log=log, cache=cache, leaves_out=leaves_out
-    )
+    x, kept = read_images(listing, rows, manifest.input_shape, name="train", cache=cache, leaves_out=leaves_out)
     trained = int((~np.isin(kept, held_rows, assume_unique=True)).sum())  # rows that could be read keep their order
     first = LocalData(x[:trained], listing.labels[kept[:trained]])
     last = LocalData(x[trained:], listing.labels[kept[trained:]])
@@ -216,7 +212,6 @@ def read_images(
     shape: Shape,
     *,
     name: str = "images",
-    log: Log = lambda line: None,
     cache: Path | None = None,
     leaves_out: LeavesOut | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -248,7 +243,7 @@ def read_images(
     def decode(places: Rows) -> Iterator[Any]:
         if len(places) >= _MANY:
             kept = "" if cache is None else f" into {cache}"
-            log(f"decoding {len(places):,} images{kept}")
+            logger.info(f"decoding {len(places):,} images{kept}")
         return decode_all(_encoded(listing, rows[places]), shape)
 
     decoded = None
@@ -258,11 +253,11 @@ def read_images(
         try:
             key = cache_key(listing.stamp, rows, shape)
             ids = None if listing.ids is None else listing.ids[rows]
-            decoded = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode, ids=ids, leaves_out=leaves_out)
+            decoded = ImageCache(cache).fetch(name, key, len(rows), shape, decode, ids=ids, leaves_out=leaves_out)
         except OSError as error:
-            _without_cache(error, cache, len(rows), shape, log)
+            _without_cache(error, cache, len(rows), shape)
     decoded = decoded or gather(decode(np.arange(len(rows))), len(rows), shape, leaves_out)
-    decoded.tell(listing.where, log)
+    decoded.tell(listing.where)
     return decoded.x, rows[decoded.kept]
 
 
@@ -274,7 +269,7 @@ def _encoded(listing: Listing, rows: NDArray[np.int64]) -> Iterator[tuple[str, s
             yield listing.images.name(int(row)), source
 
 
-def _without_cache(error: OSError, cache: Path, count: int, shape: Shape, log: Log) -> None:
+def _without_cache(error: OSError, cache: Path, count: int, shape: Shape) -> None:
     """Say why there is no cache.
 
     Raises:
@@ -288,7 +283,7 @@ def _without_cache(error: OSError, cache: Path, count: int, shape: Shape, log: L
             got=why,
             hint="another --state, or fewer images",
         ) from None
-    log(f"decoded images are not kept for the next start: {cache}: {why}")
+    logger.warning(f"decoded images are not kept for the next start: {cache}: {why}")
 
 
 def _with_bundle_classes(listing: Listing, manifest: Manifest) -> Listing:
@@ -314,7 +309,7 @@ def _with_bundle_classes(listing: Listing, manifest: Manifest) -> Listing:
     return replace(listing, labels=numbers[listing.labels], names=manifest.labels)
 
 
-def _usable(listing: Listing, manifest: Manifest, log: Log) -> Listing:
+def _usable(listing: Listing, manifest: Manifest) -> Listing:
     """The listing with the bundle's class numbers, and `UNUSABLE` for each sample whose label means nothing to it."""
     labels, unknown = listing.labels, list[str]()
     if listing.names is not None and not (listing.own_numbers and _means_numbers(listing.names, manifest)):
@@ -330,8 +325,9 @@ def _usable(listing: Listing, manifest: Manifest, log: Log) -> Listing:
     labels = np.where((labels >= least) & (labels < manifest.classes), labels, UNUSABLE)
     left_out = int((labels == UNUSABLE).sum())
     if left_out:
-        named = f": {', '.join(sorted(unknown)[:3])}" if unknown else ""
-        log(f"{listing.where}: {left_out:,} of {len(listing):,} photos are of no class of the bundle, left out{named}")
+        of_all = f"{left_out:,} of {len(listing):,} photos"
+        named = Private(f": {', '.join(sorted(unknown)[:3])}" if unknown else "", "")
+        logger.warning("%s: %s are of no class of the bundle, left out%s", listing.where, of_all, named)
     return replace(listing, labels=labels, names=manifest.labels)
 
 

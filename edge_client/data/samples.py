@@ -38,6 +38,7 @@ UNLABELLED = -1
 UNUSABLE = -2  # the label of a sample that the bundle cannot use, where such are left out
 _UNLABELLED_NAME = "unlabelled"
 DIGEST_BYTES, CLASS_BYTES = 16, 2  # of a key of `sample_keys`
+_RELEASED_AT_BYTES = 1 << 20  # of a mapped array that has been read
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +128,13 @@ def _class_below(label: str, manifest: Manifest, where: str) -> str:
 
 def sample_keys(data: LocalData) -> list[bytes]:
     """A key for each labelled sample: 16 bytes of the SHA-256 of its pixels, and its class."""
-    keys = []
+    keys, unreleased_bytes = [], 0
     for image, label in zip(data.x, data.y, strict=True):
         digest = hashlib.sha256(np.ascontiguousarray(image).data).digest()[:DIGEST_BYTES]
         keys.append(digest + int(label).to_bytes(CLASS_BYTES, "big"))
+        unreleased_bytes += image.nbytes
+        if unreleased_bytes >= _RELEASED_AT_BYTES:
+            release_pages(data.x)
+            unreleased_bytes = 0
     release_pages(data.x)
     return keys

@@ -53,6 +53,7 @@ from protofleet.contract.wire.messages import Announcement, Contribution
 from protofleet.contract.wire.topics import check_device
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
+from protofleet.edge_client.data.samples import release_pages
 from protofleet.edge_client.device.answer_choice import Answering, known_answers, usual_way
 from protofleet.edge_client.device.evaluation import (
     JOINT,
@@ -61,6 +62,7 @@ from protofleet.edge_client.device.evaluation import (
     Heads,
     Scored,
     Tested,
+    TestFeatures,
     measured,
     score,
     summary,
@@ -166,6 +168,7 @@ class Device:
         self._frozen: int | None = None  # see `_check`
         self._alone: dict[str, Mapping[str, Tested]] = {}  # see `_without_the_fleet`
         self._own: dict[str, GlobalState] = {}  # see `own_state`
+        self._test_features: TestFeatures | None = None
         noised = self._method.mechanism(hyper) is not None  # what is held out would be told unnoised
         self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
         if self._trunk is not None:
@@ -189,7 +192,9 @@ class Device:
         extractor, block = self._extractor("bundle"), 4 * self._manifest.batch
         for start in range(0, len(rows), block):
             chosen = rows[start : start + block]
-            yield extractor.features(self._data.x[chosen]), self._data.y[chosen]
+            x = self._data.x[chosen]  # a copy: what it was made of is not needed any more
+            release_pages(self._data.x)
+            yield extractor.features(x), self._data.y[chosen]
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -328,8 +333,15 @@ class Device:
         for name in ("local", "bundle"):
             answers = {way: answering.answer for way, answering in known.items() if answering.extractor == name}
             if answers:
-                scored |= score(self._extractor(name), answers, test, self.own_classes)
+                scored |= score(self._test_blocks(name, test), answers, test.y, self.own_classes)
         return summary(scored, self.own_classes)
+
+    def _test_blocks(self, name: ExtractorName, test: LocalData) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The test samples' features under these weights, block by block."""
+        if name == "bundle" or not (self._trained or self._trunk):
+            self._test_features = self._test_features or TestFeatures(test.x, lambda: self._extractor("bundle"))
+            return self._test_features.blocks()
+        return self._extractor(name).blocks(test.x)
 
     def _own_answering(self, known: Mapping[str, Answering]) -> Answering | None:
         """The own head of a device that was left out: what it has trained itself, or what `own_state` gives."""
@@ -403,11 +415,11 @@ class Device:
         if self._test is None:
             return {}
         if round_method.name not in self._alone:
-            m, extractor = self._manifest, self._extractor("bundle")
-            means = own_means(extractor, self._data, classes=m.classes).classes
+            # each pass has an extractor of its own: a head is solved between them, and needs the memory
+            means = own_means(self._extractor("bundle"), self._data, classes=self._manifest.classes).classes
             answers: dict[str, Answer] = {"shipped": nearest_answer(means.means, means.present)}
             answers |= {} if round_method.trains else self._answer_as_whole_fleet(round_method)
-            scored = score(extractor, answers, self._test, self.own_classes)
+            scored = score(self._test_blocks("bundle", self._test), answers, self._test.y, self.own_classes)
             self._alone[round_method.name] = summary(scored, self.own_classes).tested
         return self._alone[round_method.name]
 
@@ -421,6 +433,7 @@ class Device:
         """What a method that trains nothing would give back where one device is all of the fleet."""
         hyper = round_method.resolved_in(self._manifest.hyper)
         statistic = round_method.summarise(self._local(round_method))
+        self._graphs.rest()  # a head of wide features takes more than the extractor did
         rows = round_method.next_rows({}, round_method.merge(lambda: iter([statistic]), "mean", hyper), hyper)
         return GlobalState(bytes(4), 1, 1, rows)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,21 +37,21 @@ from protofleet.contract.files.atomic_files import whole_file
 from protofleet.contract.methods import method
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.draws import Draws
-from protofleet.edge_client.data.folder import parquet_files
 from protofleet.edge_client.data.learned import ExampleGoneError, Learned
 from protofleet.edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
-from protofleet.edge_client.data.sources import list_source
+from protofleet.edge_client.data.sources import list_source, source_of
 from protofleet.edge_client.data.splits import ranks_of
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["HOLD_OUT", "LEAST", "HoldOut", "OwnSamples", "Samples"]
+
+logger = logging.getLogger(__name__)
 
 HoldOut = Literal["of each class", "each alone", "nothing"]
 
 HOLD_OUT = 0.1  # of the labelled samples, where nobody says otherwise and no test samples are given
 LEAST = 5  # a class with fewer labelled samples has none held out, where a share of each class is
 
-Log = Callable[[str], None]
 _Ranks = NDArray[np.uint64]
 
 
@@ -88,16 +88,15 @@ class OwnSamples:
 
     def __init__(
         self,
-        settings: ClientConfig,
+        settings: ClientSettings,
         manifest: Manifest,
         state: Path,
-        log: Log,
         arrays: tuple[NDArray[Any], NDArray[Any]] | None = None,
         learned: Path | None = None,
         draw_key: bytes = bytes(32),
         rule: HoldOut = "of each class",
     ) -> None:
-        self._settings, self._manifest, self._log, self._arrays = settings, manifest, log, arrays
+        self._settings, self._manifest, self._arrays = settings, manifest, arrays
         self._cache, self._path, self._draws = state / "images", state / "photos-sent", Draws(draw_key, state)
         self.rule: HoldOut = rule
         self.learned = Learned(learned or state)
@@ -192,8 +191,7 @@ class OwnSamples:
     def _listed_data(self) -> tuple[bytes, _Ranks | None]:
         """What `--data` names now."""
         path = Path(self._settings.data)
-        files = parquet_files(path) if path.is_dir() else [] if path.suffix.lower() == ".csv" else [path]
-        if files:  # one file of many images: listing it reads it
+        if files := source_of(path).files(path):  # one file of many images: listing it reads it
             with contextlib.suppress(OSError):
                 looks = [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files]
                 return hashlib.sha256(repr(looks).encode()).digest(), None
@@ -207,15 +205,17 @@ class OwnSamples:
         The test samples are those of `--test`, or else a share of `--data`, or none. The held-out samples are the same
         share; a trained tail is checked with them, and no test set replaces them.
         """
-        settings, m, log, cache = self._settings, self._manifest, self._log, self._cache
+        settings, m, cache = self._settings, self._manifest, self._cache
         share = settings.hold_out
         if share is None:
             share = HOLD_OUT if settings.test is None or m.cut else 0.0
         if share and self.rule == "nothing":
-            log("no photo is held out: this bundle's noise takes it to be known how many of each class are summed")
+            logger.info(
+                "no photo is held out: this bundle's noise takes it to be known how many of each class are summed"
+            )
         share = 0.0 if self.rule == "nothing" else share
         draws = None if self.rule == "of each class" else self._draws
-        options: dict[str, Any] = {"log": log, "cache": cache, "learned": self.learned}
+        options: dict[str, Any] = {"cache": cache, "learned": self.learned}
         if settings.test is not None and self._test_beside != self.learned.mark:
             test = load_data(settings.test, m, purpose="test", **options)
             self._test, self._test_beside = test if len(test) else None, self.learned.mark
@@ -236,6 +236,6 @@ class OwnSamples:
         if held_out is None or not len(held_out):
             lost = "accuracy stays unknown; --test" if self._test is None else "nothing shows whether training helps"
             few = f"too few photos to hold {share:.0%} out of classes of {LEAST} or more"
-            log(f"{few if draws is None else 'no photo is drawn to be held out'}: {lost}")
+            logger.info(f"{few if draws is None else 'no photo is drawn to be held out'}: {lost}")
             return Samples(data, self._test, None)
         return Samples(data, held_out if self._test is None else self._test, held_out)

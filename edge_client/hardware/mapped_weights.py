@@ -24,7 +24,7 @@ _ALIGN = 64
 
 
 def laid_aside(weights: Mapping[str, NDArray[np.float32]], directory: Path) -> Mapping[str, NDArray[np.float32]]:
-    """The same numbers by the same names, read only, in a file without a name in `directory`.
+    """The same arrays by the same names, read only, in a file without a name in `directory`.
 
     They are returned unchanged where the system refuses that.
     """
@@ -34,13 +34,13 @@ def laid_aside(weights: Mapping[str, NDArray[np.float32]], directory: Path) -> M
             for name, value in weights.items():
                 file.write(bytes(-file.tell() % _ALIGN))
                 places[name] = file.tell()
-                file.write(np.ascontiguousarray(value, np.float32).data)
+                file.write(np.ascontiguousarray(value).data)
             file.flush()
             mapped = mmap.mmap(file.fileno(), file.tell(), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     except (OSError, ValueError):  # a disk that is full; nothing to map
         return weights
     whole = np.frombuffer(mapped, np.uint8)
     return {
-        name: whole[place : place + weights[name].nbytes].view(np.float32).reshape(weights[name].shape)
+        name: whole[place : place + weights[name].nbytes].view(weights[name].dtype).reshape(weights[name].shape)
         for name, place in places.items()
     }

@@ -9,22 +9,77 @@ No I/O: `provider_trials.py` runs the trials, and remembers them. How the choice
 3. Answers leave no device, so 1 % is near enough for them. A training step has to be as near to the CPU's.
 4. The fastest candidate is taken. A provider other than the CPU is taken only where it saves a tenth of the time. A
    provider that a person names is taken wherever it is a candidate, however slow.
-5. TensorRT compiles weights into an engine, for minutes. So it is not used with weights that training changes.
+5. A provider that compiles weights into an engine takes minutes for it. So it is not used with weights that training
+   changes. TensorRT does so.
+
+A further provider is its line in `PROVIDERS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 
 from protofleet.contract.bundle.test_vectors import TOLERANCE
-from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known, listed, named
 
-__all__ = ["CHOICES", "PROVIDERS", "PROVIDER_HELP", "Choice", "Trial", "check_provider", "choose", "wanted_trials"]
+__all__ = [
+    "CHOICES",
+    "PROVIDERS",
+    "PROVIDER_HELP",
+    "Choice",
+    "ExecutionProvider",
+    "Trial",
+    "check_provider",
+    "choose",
+    "wanted_trials",
+]
 
-PROVIDERS = ("cpu", "xnnpack", "cuda", "tensorrt")
+Options = dict[str, str]
+
+
+@dataclass(frozen=True)
+class ExecutionProvider:
+    """One of ONNX Runtime's execution providers.
+
+    Attributes:
+        runtime_name: what ONNX Runtime calls it.
+        options: what it is told, given a number of threads and the folder for what it compiles: float32 throughout,
+            memory as it is needed.
+        below: who takes the nodes that it cannot run, by our names, in order.
+        compiles: whether it makes an engine of graph and weights, for minutes.
+    """
+
+    runtime_name: str
+    options: Callable[[int, Path | None], Options] = lambda threads, engines: {}
+    below: tuple[str, ...] = ()
+    compiles: bool = False
+
+
+def _cuda_options(threads: int, engines: Path | None) -> Options:
+    return {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
+
+
+def _tensorrt_options(threads: int, engines: Path | None) -> Options:
+    options = {"trt_fp16_enable": "0", "trt_int8_enable": "0"}  # TF32 is off by contract/bundle/onnx_runtime.py
+    kept = {} if engines is None else {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(engines)}
+    return options | kept
+
+
+PROVIDERS: Mapping[str, ExecutionProvider] = MappingProxyType(
+    {
+        "cpu": ExecutionProvider("CPUExecutionProvider"),
+        "xnnpack": ExecutionProvider(
+            "XnnpackExecutionProvider", lambda threads, engines: {"intra_op_num_threads": str(threads)}, ("cpu",)
+        ),
+        "cuda": ExecutionProvider("CUDAExecutionProvider", _cuda_options, ("cpu",)),
+        "tensorrt": ExecutionProvider("TensorrtExecutionProvider", _tensorrt_options, ("cuda", "cpu"), compiles=True),
+    }
+)
 CHOICES = ("auto", *PROVIDERS)
-PROVIDER_HELP = "Where graphs run: auto (the fastest of those tried), cpu, xnnpack, cuda or tensorrt.  [default: auto]"
+PROVIDER_HELP = f"Where graphs run: auto (the fastest of those tried), {listed(PROVIDERS)}."
 NEAR = 1e-2  # how far answers, and a step's change of the weights, may be from the CPU's
 _GAIN = 0.9  # of the CPU's time; what saves less is not worth another provider
 
@@ -80,15 +135,14 @@ def check_provider(name: str) -> str:
     Raises:
         UsageError: it is none.
     """
-    if name not in CHOICES:
-        raise UsageError("--provider", expected=" or ".join(CHOICES), got=name)
-    return name
+    return known(CHOICES, name, "--provider")
 
 
 def wanted_trials(wanted: str, built: Sequence[str]) -> tuple[str, ...]:
     """Which providers are to be tried, the CPU first, of those that this build of ONNX Runtime has."""
-    named = {"auto": PROVIDERS, "tensorrt": ("cpu", "cuda", "tensorrt")}.get(wanted, ("cpu", wanted))
-    return tuple(name for name in PROVIDERS if name in named and (name == "cpu" or name in built))
+    able = ("cpu", *built)
+    asked = PROVIDERS if wanted == "auto" else (*named(PROVIDERS, wanted, "--provider").below, wanted)
+    return tuple(name for name in PROVIDERS if name in asked and name in able)
 
 
 def choose(trials: Sequence[Trial], wanted: str, *, has_vectors: bool, build: str = "") -> Choice:
@@ -105,7 +159,7 @@ def choose(trials: Sequence[Trial], wanted: str, *, has_vectors: bool, build: st
     def best(is_able: Callable[[Trial], bool], time_ms: Callable[[Trial], float | None]) -> str:
         able = [trial for trial in trials if trial is cpu or is_able(trial)]
         if wanted != "auto":
-            order = ("tensorrt", "cuda", "cpu") if wanted == "tensorrt" else (wanted, "cpu")
+            order = (wanted, *PROVIDERS[wanted].below)
             return next(name for name in order if name in [trial.provider for trial in able])
         fastest = min(able, key=lambda trial: _or_never(time_ms(trial)))
         enough = _or_never(time_ms(fastest)) < _GAIN * _or_never(time_ms(cpu))
@@ -118,7 +172,7 @@ def choose(trials: Sequence[Trial], wanted: str, *, has_vectors: bool, build: st
         return not trial.failed and _or_never(trial.error) <= NEAR
 
     def changing(is_able: Callable[[Trial], bool]) -> Callable[[Trial], bool]:
-        return lambda trial: trial.provider != "tensorrt" and is_able(trial)
+        return lambda trial: not PROVIDERS[trial.provider].compiles and is_able(trial)
 
     choice = Choice(
         shared=best(sums, lambda trial: trial.block_ms),

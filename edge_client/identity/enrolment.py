@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import logging
 
 from protofleet.contract.identity.signatures import Signer, enrolment_of
 from protofleet.contract.wire.codec import encode
@@ -18,6 +18,8 @@ from protofleet.contract.wire.envelopes import ENROL
 from protofleet.contract.wire.messages import Receipt
 
 __all__ = ["Enrolling"]
+
+logger = logging.getLogger(__name__)
 
 _FIRST_S, _LONGEST_S = 5.0, 600.0
 
@@ -28,13 +30,10 @@ class Enrolling:
     Args:
         signer: of the key that is enrolled.
         token: None where nothing is to be done.
-        log: takes one line for a person.
     """
 
-    def __init__(
-        self, fleet: str, device_id: str, signer: Signer | None, token: bytes | None, log: Callable[[str], None]
-    ) -> None:
-        self._device_id, self._log = device_id, log
+    def __init__(self, fleet: str, device_id: str, signer: Signer | None, token: bytes | None) -> None:
+        self._device_id = device_id
         self._payload = b""
         if signer is not None and token is not None:
             self._payload = encode(enrolment_of(fleet, device_id, signer.public_key, token))
@@ -73,8 +72,8 @@ class Enrolling:
         if receipt.digest != hashlib.sha256(self._payload).digest()[:8]:
             return
         if receipt.status == "committed":
-            self._log(f"enrolled as {self._device_id}: what this device sends is signed with its own key")
+            logger.info(f"enrolled as {self._device_id}: what this device sends is signed with its own key")
             self._payload = b""
         else:
-            self._log(f"not enrolled by --token: {receipt.reason}")
+            logger.warning(f"not enrolled by --token: {receipt.reason}")
             self._is_refused = True

@@ -21,7 +21,7 @@ from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Signed, Status
 from protofleet.edge_client.journal.issued_marks import IssuedMarks
 from protofleet.edge_client.journal.journal import Pending
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["FILE", "Identity", "identity_of"]
 
@@ -66,7 +66,7 @@ class Identity:
         return replace(pending, payload=self.sealed(topic, pending.payload))
 
 
-def identity_of(settings: ClientConfig) -> Identity:
+def identity_of(settings: ClientSettings) -> Identity:
     """The device's identity. Its key is made where `--token` asks for one.
 
     Raises:

@@ -17,7 +17,8 @@ What is refused is counted, and told in one line for each kind, which says what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Collection
 
 from protofleet.contract.errors import SignatureError, WireError
 from protofleet.contract.identity.signatures import Keyring, key_id
@@ -31,6 +32,8 @@ from protofleet.edge_client.journal.issued_marks import IssuedMarks
 
 __all__ = ["Trust"]
 
+logger = logging.getLogger(__name__)
+
 _LINES = 20  # for a person; what is refused after these is only counted
 _TELL_S = 600.0  # between two times that the operator is told of more
 
@@ -42,7 +45,6 @@ class Trust:
         keys: the trusted public keys, 32 bytes each; none where signatures are not checked.
         identity: the device's own.
         marks: the newest number of each key's announcements.
-        log: takes one line for a person.
 
     Attributes:
         refused: how many messages were refused.
@@ -56,11 +58,10 @@ class Trust:
         *,
         fleet: str,
         device_id: str,
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._keys = Keyring(keys) if keys else None
         self._own = None if identity.signer is None else Keyring([identity.signer.public_key])
-        self._marks, self._log = marks, log
+        self._marks = marks
         self._status, self._round = topics.status(fleet, device_id), topics.round_(fleet)
         self._logged_kinds: set[tuple[str, str]] = set()
         self._reported, self._report_at_s = 0, float("-inf")
@@ -82,7 +83,7 @@ class Trust:
             kind = received.topic.split("/")[3], str(error.got).split(" ")[0]
             if kind not in self._logged_kinds and len(self._logged_kinds) < _LINES:
                 self._logged_kinds.add(kind)
-                self._log(f"refused a message on {received.topic}: {error}{_help(error)}")
+                logger.warning(f"refused a message on {received.topic}: {error}{_help(error)}")
             return None
 
     def to_report(self, now_s: float) -> int | None:

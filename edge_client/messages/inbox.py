@@ -9,12 +9,13 @@ A malformed message is counted and logged, and stops nothing.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.console.logs import Changes, of_round
 from protofleet.contract.errors import UsageError, WireError
 from protofleet.contract.methods import METHODS, method
 from protofleet.contract.mqtt.link import Received
@@ -25,70 +26,79 @@ from protofleet.contract.wire.messages import Announcement, GlobalPart, Message,
 from protofleet.edge_client.identity.enrolment import Enrolling
 from protofleet.edge_client.identity.trust import Trust
 from protofleet.edge_client.journal.journal import FINAL, Journal
+from protofleet.edge_client.messages.membership import Membership
 from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.messages.presence import Presence
 from protofleet.edge_client.rounds.leader_epochs import Epochs
 from protofleet.edge_client.rounds.round_follower import Follower
 
-__all__ = ["Inbox"]
+__all__ = ["Hearing", "Inbox"]
+
+
+def _nothing(*told: object) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Hearing:
+    """Whom a member tells what comes.
+
+    Attributes:
+        announcement: each announcement, also one that is of other bundles.
+        piece: each piece of a bundle.
+        settled: each receipt that ends a contribution.
+        news: each receipt that answers none: the aggregator says in it what it holds of this member.
+        judged: each receipt that says whether a closed round counts.
+        joint: each part of a joint head, and how many devices the head is of.
+    """
+
+    announcement: Callable[[Announcement], None] = _nothing
+    piece: Callable[[Piece], None] = _nothing
+    settled: Callable[[Receipt], None] = _nothing
+    news: Callable[[Receipt], None] = _nothing
+    judged: Callable[[Receipt], None] = _nothing
+    joint: Callable[[GlobalPart, int], None] = _nothing
+
+
+logger = logging.getLogger(__name__)
 
 
 class Inbox:
-    """The inbox of one device.
+    """The inbox of one member.
 
     Args:
+        who: whose it is. One that stays logs a run of another bundle, instead of ending with an error.
         trust: says whether a message is believed.
-        stays: whether a run of another bundle is only logged, instead of being an error.
-        on_announcement: gets each announcement, also one that is of other bundles.
-        on_piece: gets each piece of a bundle.
-        on_settled: gets each receipt that ends a contribution.
-        on_news: gets each receipt that answers none: the aggregator says in it what it holds of this device.
-        on_judged: gets each receipt that says whether a closed round counts.
-        on_joint: gets each part of a joint head, and how many devices the head is of.
-        log: takes one line for a person.
-        say: the same, unless it is what was said last.
-        detail: takes a line for each message.
+        changes: logs a line unless it is what was said last.
 
     Attributes:
+        hearing: who is told what comes.
         malformed: how many messages were skipped.
     """
 
     def __init__(
         self,
+        who: Membership,
+        journal: Journal,
         follower: Follower,
         outbox: Outbox,
-        journal: Journal,
         presence: Presence,
-        bundle: Bundle,
-        *,
         trust: Trust,
         enrolling: Enrolling,
-        fleet: str,
-        device_id: str,
-        stays: bool,
-        on_announcement: Callable[[Announcement], None],
-        on_piece: Callable[[Piece], None],
-        on_settled: Callable[[Receipt], None],
-        on_news: Callable[[Receipt], None],
-        on_judged: Callable[[Receipt], None] = lambda receipt: None,
-        on_joint: Callable[[GlobalPart, int], None] = lambda part, members: None,
-        log: Callable[[str], None],
-        say: Callable[[str], None],
-        detail: Callable[[str], None],
+        changes: Changes,
     ) -> None:
-        self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
-        self._stays, self._on_settled, self._on_news = stays, on_settled, on_news
-        self._pass_announcement = on_announcement
-        self._on_judged, self._on_joint, self._down = on_judged, on_joint, topics.down(fleet, device_id)
-        self._log, self._say, self._detail = log, say, detail
+        self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, who.bundle
+        self._stays, self.hearing = who.stays, Hearing()
+        fleet, self._down = who.fleet, topics.down(who.fleet, who.name)
+        self._changes = changes
         self._trust, self._enrolling = trust, enrolling
-        self._status = topics.status(fleet, device_id)
+        self._status = topics.status(fleet, who.name)
         self.malformed, self._epochs = 0, Epochs()
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
             GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
-            Receipt: (topics.down(fleet, device_id), self._on_receipt),
-            Piece: (topics.down(fleet, device_id), on_piece),
+            Receipt: (self._down, self._on_receipt),
+            Piece: (self._down, lambda piece: self.hearing.piece(piece)),
             Status: (self._status, lambda status: presence.heard(status, time.monotonic())),
         }
 
@@ -114,30 +124,30 @@ class Inbox:
                 topic, handler = self._down, self._on_joint_part
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
-            self._detail(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
+            logger.debug(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
             handler(message)
         except WireError as error:
             self.malformed += 1
-            self._log(f"skipped a message on {received.topic}: {error}")
+            logger.warning(f"skipped a message on {received.topic}: {error}")
         return True
 
     def _on_announcement(self, announcement: Announcement) -> None:
         if not self._epochs.counts(announcement.run, announcement.epoch, time.monotonic()):
-            self._detail(f"announcement of epoch {announcement.epoch}, whose leader was followed by another")
+            logger.debug(f"announcement of epoch {announcement.epoch}, whose leader was followed by another")
             return
-        self._pass_announcement(announcement)
+        self.hearing.announcement(announcement)
         try:
             self._follower.announced(announcement)
         except UsageError as error:
             if not self._stays:
                 raise
-            self._say(str(error))
+            self._changes.say(str(error))
             return
         self._outbox.announced(announcement.run, announcement.limit_bytes, time.monotonic())
         if self._follower.stale:
-            self._say(f"run {announcement.run.hex()} was over before this device came, waiting for the next")
+            self._changes.say(f"run {announcement.run.hex()} was over before this device came, waiting for the next")
         elif announcement.phase == "finished":
-            self._say(f"run {announcement.run.hex()} is finished")
+            self._changes.say(f"run {announcement.run.hex()} is finished")
 
     def _on_joint_part(self, part: GlobalPart) -> None:
         known = kind_and_members(part.kind)
@@ -145,7 +155,7 @@ class Inbox:
             raise WireError("rows", expected=f"a joint head of {LEAST} devices or more", got=repr(part.kind))
         part = replace(part, kind=known[0])
         self._check_width(part)
-        self._on_joint(part, known[1])
+        self.hearing.joint(part, known[1])
 
     def _on_global_part(self, part: GlobalPart) -> None:
         self._check_width(part)
@@ -166,7 +176,7 @@ class Inbox:
             self._enrolling.heard(receipt)
             return
         if receipt.counts is not None:
-            self._on_judged(receipt)
+            self.hearing.judged(receipt)
             return
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)
@@ -174,12 +184,12 @@ class Inbox:
         if not self._outbox.is_answered(receipt):
             if self._outbox.holds(key):
                 answer = f"other bytes than ours were answered: {receipt.status} {receipt.reason}".rstrip()
-                self._log(f"round {receipt.round} ({receipt.method}): {answer}")
+                logger.warning(f"round {receipt.round} ({receipt.method}): {answer}", extra=of_round(key))
             elif not receipt.digest:
-                self._on_news(receipt)
+                self.hearing.news(receipt)
             return
         if self._journal.record_receipt(receipt, self._outbox.sent_bytes(key)):
             reason = f" ({receipt.reason})" if receipt.reason else ""
-            self._log(f"round {receipt.round} ({receipt.method}): {receipt.status}{reason}")
+            logger.info(f"round {receipt.round} ({receipt.method}): {receipt.status}{reason}", extra=of_round(key))
         self._outbox.answered(key)
-        self._on_settled(receipt)
+        self.hearing.settled(receipt)

@@ -34,7 +34,9 @@ import msgspec
 from protofleet.contract.errors import UsageError, near_names
 from protofleet.contract.files.atomic_files import read_toml
 from protofleet.contract.methods import METHODS
+from protofleet.contract.names import known
 from protofleet.contract.sums.statistics import Statistic
+from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.messages import MAX_ROUND, Announcement, Encoding
 
 __all__ = [
@@ -202,22 +204,16 @@ def _check_names(where: str, values: dict[str, Any]) -> None:
     lists: dict[str, tuple[str, ...]] = {
         "methods": tuple(METHODS),
         "statistics": tuple(sorted({entry.statistic.NAME for entry in METHODS.values()})),
-        "encodings": get_args(Encoding),
+        "encodings": tuple(ENCODINGS),
         "figures": FIGURES,
     }
-    for key, known in lists.items():
+    for key, names in lists.items():
         given = values.get(key, [])
         if not isinstance(given, list):
             raise UsageError(f"{where}: {key}", expected='a list such as ["…"]', got=repr(given))
         for name in given:
-            if name not in known:
-                raise UsageError(
-                    f"{where}: {key}", expected="known names", got=repr(name), hint=near_names(str(name), known)
-                )
-    named = values.get("neighbours", "replace")
-    if named not in get_args(Neighbours):
-        expected = " or ".join(get_args(Neighbours))
-        raise UsageError(f"{where}: neighbours", expected=expected, got=repr(named))
+            known(names, name, f"{where}: {key}", "known names")
+    known(get_args(Neighbours), values.get("neighbours", "replace"), f"{where}: neighbours")
 
 
 def _check_ranges(where: str, policy: Policy) -> None:

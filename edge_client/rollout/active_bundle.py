@@ -12,11 +12,9 @@ The record of roll-outs decides (`rollout_decisions.py`):
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import BundleError
@@ -25,9 +23,11 @@ from protofleet.edge_client.rollout import rollout_decisions
 from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle, Rollouts
 from protofleet.edge_client.rollout.rollout_file import RolloutFile, bundle_file
 from protofleet.edge_client.rollout.rollout_work import RolloutTerms
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["ActiveBundle", "find_active_bundle"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ActiveBundle:
         extends: sha256 of bundles whose state it goes on with.
     """
 
-    settings: ClientConfig
+    settings: ClientSettings
     installed: InstalledBundle
     bundle: Bundle
     path: Path
@@ -79,10 +79,9 @@ class ActiveBundle:
 
 
 def find_active_bundle(
-    settings: ClientConfig,
+    settings: ClientSettings,
     file: RolloutFile,
     keys: tuple[bytes, ...],
-    log: Callable[[str], None],
     *,
     starts: bool = True,
     budget: bool = False,
@@ -104,7 +103,7 @@ def find_active_bundle(
     path = Path(settings.bundle)
     sha256 = "" if file.known.active is None else _sha256(path)
     if starts and rollout_decisions.instead(file.known, sha256, settings.fleet) is not None:
-        _count_start(file, log)
+        _count_start(file)
         file.tidy(file.known.fetching)
     known = file.known
     installed = rollout_decisions.instead(known, sha256, settings.fleet)
@@ -120,14 +119,14 @@ def find_active_bundle(
         except BundleError as error:
             if known.probation is None:
                 raise
-            log(str(error))
+            logger.warning(str(error))
             file.change(rollout_decisions.rolled_back, "its file cannot be read")
-            return find_active_bundle(settings, file, keys, log, starts=starts, budget=budget)
+            return find_active_bundle(settings, file, keys, starts=starts, budget=budget)
         if path == kept:
-            log(f"bundle {rollout_decisions.tag(installed)} of a roll-out runs in place of {settings.bundle}")
+            logger.info(f"bundle {rollout_decisions.tag(installed)} of a roll-out runs in place of {settings.bundle}")
     left = [bytes.fromhex(sha256) for sha256, failure in known.failed.items() if failure.back_to == installed.sha256]
     return ActiveBundle(
-        settings=msgspec.structs.replace(settings, fleet=installed.fleet),
+        settings=replace(settings, fleet=installed.fleet),
         installed=installed,
         bundle=bundle,
         path=path,
@@ -145,10 +144,10 @@ def find_active_bundle(
     )
 
 
-def _count_start(file: RolloutFile, log: Callable[[str], None]) -> None:
+def _count_start(file: RolloutFile) -> None:
     before, known = file.known.active, file.change(rollout_decisions.started)
     if before is not None and before != known.active:
-        log(f"bundle {rollout_decisions.tag(before)} is rolled back: {known.failed[before.sha256].reason}")
+        logger.warning(f"bundle {rollout_decisions.tag(before)} is rolled back: {known.failed[before.sha256].reason}")
 
 
 def _sha256(path: Path) -> str:

@@ -24,9 +24,10 @@ The verdict is on the disk before anything follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 from protofleet.contract.accuracy import Accuracy
+from protofleet.contract.console.logs import private
 from protofleet.contract.errors import (
     BundleError,
     DataError,
@@ -41,6 +42,8 @@ from protofleet.edge_client.rollout import rollout_decisions
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 
 __all__ = ["ProbationWatch", "is_of_the_bundle", "reason_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def is_of_the_bundle(error: BaseException, *, at_start: bool = False) -> bool:
@@ -68,14 +71,13 @@ class ProbationWatch:
 
     Args:
         file: what the state directory knows of roll-outs.
-        log: takes a line for a person.
 
     Attributes:
         is_over: whether the bundle was given up, and what ran before has to run again.
     """
 
-    def __init__(self, file: RolloutFile, log: Callable[[str], None]) -> None:
-        self._file, self._log = file, log
+    def __init__(self, file: RolloutFile) -> None:
+        self._file = file
         self._is_committed = False
         self.is_over = False
 
@@ -148,7 +150,7 @@ class ProbationWatch:
         if self.is_on and installed is not None:
             self._file.change(rollout_decisions.rolled_back, reason)
             self.is_over = True
-            self._log(f"bundle {rollout_decisions.tag(installed)} is rolled back: {reason}")
+            logger.warning(f"bundle {rollout_decisions.tag(installed)} is rolled back: {reason}")
 
     def ended(self, error: BaseException | None, *, at_start: bool = False) -> None:
         """The client ended, or could not start.
@@ -159,7 +161,7 @@ class ProbationWatch:
         if not self.is_on:
             return
         if error is not None and is_of_the_bundle(error, at_start=at_start):
-            self._log(str(error))
+            logger.warning("%s", private(error))
             self.fail(reason_of(error))
         else:
             self._file.change(rollout_decisions.got_through)
@@ -173,7 +175,7 @@ class ProbationWatch:
         known, installed = self._file.known, self._file.known.active
         assert installed is not None
         self._file.change(rollout_decisions.proved, installed)
-        self._log(f"bundle {rollout_decisions.tag(installed)} is healthy")
+        logger.info(f"bundle {rollout_decisions.tag(installed)} is healthy")
         if known.previous is not None and known.previous.directory != installed.directory:
             self._file.drop_caches(known.previous)
         self._file.tidy()

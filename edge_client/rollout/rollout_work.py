@@ -15,6 +15,7 @@ stops where it is, and the bytes are kept.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -40,6 +41,8 @@ from protofleet.edge_client.rollout.rollout_file import RolloutFile, bundle_file
 from protofleet.edge_client.trials.bundle_trial import Trial, some_photos, tried_apart
 
 __all__ = ["RolloutTerms", "RolloutWork"]
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3  # to fetch bytes that hash to what was offered, and to try these
 _NOBODY_S = 900.0  # connected in another fleet, without an announcement: what is announced is retained
@@ -76,7 +79,6 @@ class RolloutWork:
         samples: gives the device's labelled samples, of which some are used in the self-test.
         manager: is told that the device gets on.
         stopping: ends a self-test that is under way.
-        log: takes a line for a person.
 
     Attributes:
         probation: of the bundle that runs.
@@ -94,12 +96,11 @@ class RolloutWork:
         samples: Callable[[], LocalData],
         manager: ServiceManager,
         stopping: threading.Event,
-        log: Callable[[str], None],
     ) -> None:
         self._file, self._installed, self._bundle, self._path, self._id = file, installed, bundle, path, device_id
         self._terms, self._samples, self._manager = terms, samples, manager
-        self._stopping, self._log = stopping, log
-        self.probation = ProbationWatch(file, log)
+        self._stopping = stopping
+        self.probation = ProbationWatch(file)
         self._offer: Offer | None = None
         self._run = bytes(4)
         self._download: Download | None = None
@@ -234,7 +235,7 @@ class RolloutWork:
             self._say(offer, "testing" if self._is_right and verdict.what == "fetch" else verdict.word)
         download = self._download
         if download is not None and (offer is None or verdict.what != "fetch" or download.offer.sha256 != offer.sha256):
-            self._log(f"bundle {download.offer.version} is not offered any more: {download.have:,} bytes are kept")
+            logger.info(f"bundle {download.offer.version} is not offered any more: {download.have:,} bytes are kept")
             self.close()
         if offer is not None and verdict.what == "fetch" and self._download is None and now_s >= self._paused_until_s:
             try:
@@ -285,7 +286,7 @@ class RolloutWork:
         except OSError as error:
             raise StoreError(f"cannot use {part.parent}", expected="a writable folder", got=error.strerror) from None
         done = f", {download.have:,} of them here" if download.have else ""
-        self._log(f"bundle {offer.version} is offered: fetching {offer.size_bytes:,} bytes{done}")
+        logger.info(f"bundle {offer.version} is offered: fetching {offer.size_bytes:,} bytes{done}")
         return download
 
     def _check_hash(self, download: Download) -> None:
@@ -294,14 +295,14 @@ class RolloutWork:
         if not download.is_right(self._manager.alive):
             known = self._file.known
             self._file.put(msgspec.structs.replace(known, wrong=known.wrong + 1))
-            self._log(f"bundle {offer.version}: what was fetched is not what was offered")
+            logger.warning(f"bundle {offer.version}: what was fetched is not what was offered")
             download.begin_again()
             if known.wrong + 1 >= _ATTEMPTS:
                 self._refuse(offer, "wrong bytes")
             return
         self._is_right = True
         self._say(offer, "testing")
-        self._log(f"bundle {offer.version} is here: trying it")
+        logger.info(f"bundle {offer.version} is here: trying it")
 
     def _test(self, download: Download, now_s: float) -> None:
         """Try the bundle; meanwhile the device does nothing else, because it has memory for one.
@@ -348,7 +349,7 @@ class RolloutWork:
     def _refuse(self, offer: Offer, reason: str) -> None:
         """Not to be run here, whoever offers it again."""
         self._file.change(rollout_decisions.refused, offer.sha256.hex(), offer.version, reason, self._installed)
-        self._log(f"bundle {offer.version} is not taken: {reason}")
+        logger.warning(f"bundle {offer.version} is not taken: {reason}")
         self.close()
         self._file.tidy(self._installed.sha256)
         self._consider()
@@ -366,12 +367,12 @@ class RolloutWork:
         )
         self.close()
         self._activated = True
-        self._log(f"bundle {offer.version} takes over, on probation")
+        logger.info(f"bundle {offer.version} takes over, on probation")
 
     def _hold(self, error: StoreError | str, now_s: float, why: str = "the disk takes no more") -> None:
         """The disk refused, or the system: go on later."""
         if str(error) != self._last_error:
-            self._log(str(error))
+            logger.warning(str(error))
         self._last_error = str(error)
         if self._offer is not None:
             self._word = rollout_decisions.word(self._offer.version, f"refused: {why}")
@@ -381,7 +382,7 @@ class RolloutWork:
     def _say(self, offer: Offer, word: str) -> None:
         line = rollout_decisions.word(offer.version, word)
         if word.startswith("refused") and line != self._word:
-            self._log(f"bundle {offer.version} is offered: {word}")
+            logger.info(f"bundle {offer.version} is offered: {word}")
         self._word = line
 
 

@@ -23,28 +23,31 @@ shows up nowhere.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from protofleet.contract.console import logs
 from protofleet.contract.console.interrupt import Terminated, hold_back, interruptible
 from protofleet.contract.errors import ProtofleetError
 from protofleet.contract.files.json_output import is_stdout, write_json
-from protofleet.contract.printable import keep_printable, printable
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.contract.printable import keep_printable
+from protofleet.edge_client.settings import ClientSettings
 
 if TYPE_CHECKING:
     from protofleet.edge_client.run.service import Service
 
 __all__ = ["become", "main", "run"]
 
+logger = logging.getLogger(__name__)
 
-def become(settings: ClientConfig) -> NoReturn:
+
+def become(settings: ClientSettings) -> NoReturn:
     """Replace this process by the device's; never returns."""
     descriptor = os.memfd_create("settings", 0)  # inherited, since no close-on-exec is asked for
     os.write(descriptor, msgspec.json.encode(settings))
@@ -73,48 +76,45 @@ def main(arguments: list[str]) -> int:
     """The process that `become` starts: `arguments` are the device id, for who looks at `ps`, and a descriptor."""
     keep_printable(sys.stdout, sys.stderr)
     with os.fdopen(int(arguments[1]), "rb") as file:
-        settings = msgspec.json.decode(file.read(), type=ClientConfig)
+        settings = msgspec.json.decode(file.read(), type=ClientSettings)
     try:
         return run(settings)
     except ProtofleetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        logs.report(error)
         return error.exit_code
     except MemoryError as error:
-        print(f"error: not enough memory ({error or 'Python says no more'})", file=sys.stderr)
+        logs.report(f"not enough memory ({error or 'Python says no more'})")
         return 1
     finally:
         hold_back(signal.SIGUSR1)  # at its end Python forgets our answer, and the signal would change the exit code
 
 
-def run(settings: ClientConfig) -> int:
+def run(settings: ClientSettings) -> int:
     """Run one device; returns 0 when its run is finished and it ends with it, 128 + n when signal n ended it.
 
     Raises:
         ProtofleetError: each with its exit code.
     """
-
-    def log(line: str) -> None:
-        if not settings.quiet:
-            print(f"{settings.id}: {printable(line)}", file=sys.stderr, flush=True)
-
+    loud: dict[str, Any] = {"quiet": settings.quiet, "verbose": settings.verbose, "prefix": f"{settings.id}: "}
+    logs.set_up(settings.log_format, **loud, fleet=settings.fleet, device=settings.id)
     # Loaded before signals raise: ONNX Runtime's extension makes an ImportError of whatever is raised while it loads.
     importlib.import_module("protofleet.edge_client.run.client")
     importlib.import_module("protofleet.edge_client.device.device")
     try:
         with interruptible(terminable=True, once=True):  # safe at any instruction, as after kill -9
-            _run(settings, log)
+            _run(settings)
     except KeyboardInterrupt as stop:
         number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-        log(f"stopped by {number.name}, nothing is lost")
+        logger.info(f"stopped by {number.name}, nothing is lost")
         return 128 + number
     return 0
 
 
-def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
+def _run(settings: ClientSettings) -> None:
     if settings.withdraw:
         from protofleet.edge_client.run.withdrawal import withdraw
 
-        withdraw(settings, log)
+        withdraw(settings)
         return
     from protofleet.edge_client.run.service import Service
 
@@ -125,7 +125,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     service = Service(settings)
     signal.signal(signal.SIGUSR1, lambda number, frame: service.look())
     threading.Thread(target=_look_on_signal, args=(service,), name="looks", daemon=True).start()
-    service.run(log, on_summary)
+    service.run(on_summary)
 
 
 def _look_on_signal(service: Service) -> None:

@@ -18,11 +18,13 @@ nothing is made of photos that the owner has taken away.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from protofleet.contract.accuracy import Accuracy
+from protofleet.contract.console.logs import Changes, of_round, private
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import DataError, DivergedError, PrivacyError, UsageError
 from protofleet.contract.printable import counted, printable
@@ -44,24 +46,55 @@ from protofleet.edge_client.rollout.probation import ProbationWatch
 from protofleet.edge_client.rounds.round_follower import Follower, Task
 from protofleet.edge_client.standing.standing_sums import StandingSums, is_complete
 
-__all__ = ["RoundWork"]
+__all__ = ["Line", "Own", "RoundWork"]
+
+logger = logging.getLogger(__name__)
 
 _DECODING_S = 3600.0  # for photos that have changed: nothing says meanwhile that the device gets on
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a device has, and what of it may leave.
+
+    Attributes:
+        device: its core, with the weights of the journal restored.
+        releases: what all that leaves passes: the policy of its owner, and the ledger.
+        blinding: what it asks of blinded rounds, and how it takes part in them.
+        samples: its photos, which are looked after between rounds; without them it has what `device` was given.
+        photos: what the device tests with, in words.
+    """
+
+    device: Device
+    releases: Releases
+    blinding: Blinding
+    samples: OwnSamples | None = None
+    photos: str = "test photos"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where contributions go.
+
+    Attributes:
+        name, boot: of the device, and how often it has started.
+        seal: signs what is sent, if the device signs.
+    """
+
+    journal: Journal
+    outbox: Outbox
+    follower: Follower
+    name: str
+    boot: int
+    seal: Callable[[bytes], bytes] = lambda payload: payload
 
 
 class RoundWork:
     """Does the rounds of one device.
 
     Args:
-        boot: how often the device has started.
-        samples: its photos; without them it has what `device` was given.
-        blinding: what it asks of blinded rounds, and how it takes part in them.
-        releases: what all that leaves passes.
         manager: is told that the device gets on.
-        photos: what the device tests with, in words.
         probation: of a bundle that came in a roll-out, is told what comes of it.
-        log: takes one line for a person.
-        seal: signs what is sent, if the device signs.
 
     Attributes:
         refused: what the policy refused last, as the operator is told; empty for nothing, and once something was made.
@@ -69,36 +102,27 @@ class RoundWork:
 
     def __init__(
         self,
-        device: Device,
-        journal: Journal,
-        outbox: Outbox,
-        follower: Follower,
+        own: Own,
+        line: Line,
         *,
-        device_id: str,
-        boot: int,
-        samples: OwnSamples | None,
         manager: ServiceManager,
-        releases: Releases,
-        photos: str,
-        log: Callable[[str], None],
-        blinding: Blinding,
         probation: ProbationWatch | None = None,
-        seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
-        self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
-        self._id, self._boot, self._releases = device_id, boot, releases
-        self._samples, self._manager, self._blinding = samples, manager, blinding
-        self._photos, self._log, self._probation = photos, log, probation
+        self._device, self._journal, self._outbox, self._follower = own.device, line.journal, line.outbox, line.follower
+        self._id, self._boot, self._seal, self._releases = line.name, line.boot, line.seal, own.releases
+        self._samples, self._manager, self._blinding = own.samples, manager, own.blinding
+        self._photos, self._probation = own.photos, probation
+        device, journal = own.device, line.journal
         self._unreported = journal.unreported()
-        self._standing = StandingSums(device, journal, device_id, releases, seal)
-        self._seal, self.refused = seal, ""
+        self._standing = StandingSums(device, journal, line.name, own.releases, line.seal)
+        self.refused = ""
         self._left_out = journal.left_out()
         device.left_out = "" if self._left_out is None else self._left_out.method
         self._joint_parts = GlobalCollector()
         self._take_up_joint()
         self._logged_left_out: LeftOut | None = None  # as it was said last
         self._compared: tuple[bytes, int] | None = None  # run and version of the state that the own head was tried on
-        self._note = self._exposed = ""  # what was said last where sums stand, and of what is shown
+        self._changes, self._exposed = Changes(logger), ""  # where sums stand; and what is shown of photos
 
     @property
     def unreported(self) -> Report | None:
@@ -120,11 +144,11 @@ class RoundWork:
         refusal = self._refusal(a)
         if refusal is None and self._samples is not None:
             self._samples.rule = self._releases.hold_out(a)
-        readable = refusal is None and self._take_in_photos(what, "the round is left out", self._log)
+        readable = refusal is None and self._take_in_photos(what, "the round is left out", Changes(logger))
         if readable:
             refusal = self._refusal(a)  # once more: a mechanism may cost more with the photos that came
         if refusal is not None:
-            self._log(f"{what} is refused: {refusal.line}; nothing of the photos is sent")
+            logger.warning(f"{what} is refused: {refusal.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
         else:
             result = self._result(Task(a, task.state), what, clock) if readable else self._device.unread(a)
@@ -160,7 +184,7 @@ class RoundWork:
         cost = self._releases.cost_line()
         sent = f"{len(payload):,} bytes to send{f', {cost}' if cost else ''}"
         if refusal is None:
-            self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}")
+            logger.info(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}")
             self._tell_exposure(self._device.exposed(result.contribution, a))
         return clock.step_ms
 
@@ -182,7 +206,7 @@ class RoundWork:
                 plain, encoding, payload = travelling
                 self._releases.made(a, encoding, plain, self._device.samples.counts(self._device.classes))
                 return payload, None, result
-            self._log(f"round {a.round} ({a.method}) is refused: {travelling.line}; nothing of the photos is sent")
+            logger.warning(f"round {a.round} ({a.method}) is refused: {travelling.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
             payload = encode(result.contribution, a.encoding)
             self._releases.withheld(a, payload, self._device.samples.counts(self._device.classes))
@@ -202,7 +226,7 @@ class RoundWork:
             return plain, encoding, plain
         warning = self._blinding.warning(a, result.samples)
         if warning:
-            self._log_once(warning)
+            self._changes.say(warning)
         try:
             return plain, encoding, encode(self._blinding.blinded(result.contribution, a), encoding)
         except PrivacyError as error:
@@ -221,10 +245,10 @@ class RoundWork:
         refusal = self._refusal(a)
         self.refused = "" if refusal is None else f"sums ({a.method}): {refusal.word}"[:MAX_VERSION]
         if refusal is not None:
-            self._log_once(f"nothing more of this device is summed: {refusal.line}")
+            self._changes.say(f"nothing more of this device is summed: {refusal.line}")
             return False
         changed = self._samples is not None and self._samples.has_changed
-        if changed and not self._take_in_photos("the sums", "what was sent stands", self._log_once):
+        if changed and not self._take_in_photos("the sums", "what was sent stands", self._changes):
             return False
         generation = self._standing.make(a, self._boot, time.monotonic())
         if generation is None:
@@ -236,7 +260,7 @@ class RoundWork:
         if self._samples is not None:
             self._samples.sent()
         process_metrics.release_memory()
-        self._log(generation.line)
+        logger.info(generation.line, extra=of_round(generation.report.key))
         self._tell_exposure(generation.exposed)
         return True
 
@@ -290,7 +314,7 @@ class RoundWork:
     def _count_again(self, why: str) -> None:
         self._left_out, self._device.left_out, self._device.joint = None, "", None
         self._journal.keep_left_out(None)
-        self._log(f"{why}: it answers by the fleet's head")
+        logger.info(f"{why}: it answers by the fleet's head")
 
     def _take_up_joint(self) -> None:
         """The joint head that an earlier process was given; none of it stays where the owner allows it no more."""
@@ -355,22 +379,17 @@ class RoundWork:
         own = joint if left_out.answers_together else self._device.own_state() if left_out.answers_alone else None
         self._journal.keep_left_out(left_out, own, joint)
         if left_out != self._logged_left_out:
-            self._log(left_out.in_words())
+            logger.info(left_out.in_words())
         self._left_out = self._logged_left_out = left_out
         self._compared = (state.run, state.version)
 
     def _tell_exposure(self, line: str) -> None:
         """Once for each change."""
         if line and line != self._exposed:
-            self._log(f"what is sent shows single photos: {line}")
+            logger.warning(f"what is sent shows single photos: {line}")
         self._exposed = line
 
-    def _log_once(self, line: str) -> None:
-        if line != self._note:
-            self._log(line)
-        self._note = line
-
-    def _take_in_photos(self, what: str, otherwise: str, log: Callable[[str], None]) -> bool:
+    def _take_in_photos(self, what: str, otherwise: str, changes: Changes) -> bool:
         """See to it that the device has the photos that are there now; False when they cannot be read."""
         if self._samples is None:
             return True
@@ -378,11 +397,11 @@ class RoundWork:
             with self._manager.patient(_DECODING_S):
                 samples = self._samples.newer()
         except (DataError, UsageError) as error:
-            log(f"{what}: {error}; {otherwise}")
+            changes.say("%s: %s; %s", what, private(error), otherwise, level=logging.WARNING)
             return False
         if samples is not None:
             self._device.hold(samples.data, test=samples.test, held=samples.held)
-            self._log(f"the photos have changed: {len(samples.data):,} samples now")
+            logger.info(f"the photos have changed: {len(samples.data):,} samples now")
         return True
 
     def _result(self, task: Task, what: str, clock: process_metrics.StepClock) -> RoundResult:
@@ -395,14 +414,14 @@ class RoundWork:
         try:
             result = self._device.run_round(a, task.state, on_step=on_step)
         except DivergedError as error:
-            self._log(f"{what}: {error}; weights as before the round, which is left out")
+            logger.warning(f"{what}: {error}; weights as before the round, which is left out")
             if self._probation is not None and not self._releases.is_private:
                 self._probation.fail(str(error))
             result = self._device.sit_out(a)
         if result.refused:
-            self._log(f"{what}: {result.refused}")
+            logger.warning(f"{what}: {result.refused}")
         if result.check is not None and result.check.is_worse:
-            self._log(f"{what}: {result.check.in_words()}")
+            logger.info(f"{what}: {result.check.in_words()}")
         return result
 
     def is_complete(self, report: Report) -> bool:
@@ -453,7 +472,7 @@ class RoundWork:
             tested = None if evaluation is None else evaluation.tested.get("personal")
             personal = None if tested is None else tested.among_own
             what = "sums" if "standing" in report.metrics else "round"
-            self._log(f"{what} {number}: {in_words(accuracy, self._photos, personal)}")
+            logger.info(f"{what} {number}: {in_words(accuracy, self._photos, personal)}")
         if (
             accuracy is None or "standing" in report.metrics or (state is not None and state.round > number)
         ):  # then it is of a later round

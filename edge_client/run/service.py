@@ -10,6 +10,7 @@ If they cannot be done with a bundle on probation, that bundle is given up (`pro
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.bundle.native_kernels import runnable_forms
+from protofleet.contract.console.logs import about
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import UsageError
 from protofleet.contract.identity.signing_keys import read_public_keys
@@ -37,6 +40,7 @@ from protofleet.edge_client.hardware.mapped_weights import laid_aside
 from protofleet.edge_client.hardware.profile_record import measured_metrics
 from protofleet.edge_client.identity.signing_identity import Identity, identity_of
 from protofleet.edge_client.journal.journal import FILE as JOURNAL
+from protofleet.edge_client.messages.membership import Membership
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Figure, Policy, read_policy
@@ -45,8 +49,9 @@ from protofleet.edge_client.rollout.active_bundle import ActiveBundle, find_acti
 from protofleet.edge_client.rollout.probation import ProbationWatch
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
-from protofleet.edge_client.run.client import Client
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.run.client import Client, Figures
+from protofleet.edge_client.run.round_work import Own
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.trials.memory_limit import fitting_forms, trains_in_parts
@@ -55,9 +60,10 @@ from protofleet.edge_client.trials.step_forms import choose_step_form
 
 __all__ = ["Service"]
 
+logger = logging.getLogger(__name__)
+
 _PATIENCE_S = 60.0  # of a client that ends with its run
 
-Log = Callable[[str], None]
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes what the device has done so far, and whether it has ended."""
 
@@ -70,7 +76,9 @@ class Service:
         arrays: images (N, H, W, c) and class numbers (N,) in memory, instead of what `settings.data` names.
     """
 
-    def __init__(self, settings: ClientConfig, arrays: tuple[NDArray[Any], NDArray[Any]] | None = None) -> None:
+    def __init__(self, settings: ClientSettings, arrays: tuple[NDArray[Any], NDArray[Any]] | None = None) -> None:
+        if arrays is None and not settings.data:
+            raise UsageError("protofleet client", expected="--data", got="none", hint="--help")
         self._settings, self._arrays = settings, arrays
         self._stopping = threading.Event()
         self._client: Client | None = None
@@ -78,11 +86,10 @@ class Service:
         self._has_started = False
         self._manager = ServiceManager()
 
-    def run(self, log: Log, on_summary: OnSummary) -> dict[str, Any]:
+    def run(self, on_summary: OnSummary) -> dict[str, Any]:
         """Take part until `stop`, or until the run is finished; returns what the device has done.
 
         Args:
-            log: takes one line for a person.
             on_summary: called at the beginning, so that a path that cannot be written is known then, and at the end.
 
         Raises:
@@ -95,19 +102,18 @@ class Service:
         if policy.blinded and settings.helper_key is None:
             raise UsageError(f"--policy {settings.policy}: blinded", expected="--helper-key beside it", got="none")
         keys = () if settings.trust is None else read_public_keys(settings.trust)
-        with RolloutFile(Path(settings.state), make=bool(keys)) as file:
+        of_us = about(fleet=settings.fleet, device=settings.id)
+        with of_us, RolloutFile(Path(settings.state), make=bool(keys)) as file:
             identity = identity_of(settings)
             if settings.helper_key is not None and identity.signer is None:
                 got, hint = "none", "client --identity, or --token"
                 raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
-                seats = [
-                    find_active_bundle(settings, file, keys, log, budget=policy.is_private)
-                ]  # popped: see `_light`
-                watch = ProbationWatch(file, log)
+                seats = [find_active_bundle(settings, file, keys, budget=policy.is_private)]  # popped: see `_light`
+                watch = ProbationWatch(file)
                 try:
-                    summary, is_over = self._run_with(seats.pop(), identity, file, policy, log, on_summary)
+                    summary, is_over = self._run_with(seats.pop(), identity, file, policy, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -124,15 +130,15 @@ class Service:
         identity: Identity,
         file: RolloutFile,
         policy: Policy,
-        log: Log,
         on_summary: OnSummary,
     ) -> tuple[dict[str, Any], bool]:
         """Run with one bundle; what the device has done, and whether another one has to run now."""
         settings, bundle, m = active.settings, active.bundle, active.bundle.manifest
         address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
         state = active.directory
-        in_parts = trains_in_parts(settings, m, bundle.sha256, active.path, state, log)
-        with active.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
+        in_parts = trains_in_parts(settings, m, bundle.sha256, active.path, state)
+        of_it = about(fleet=settings.fleet, bundle=bundle.sha256.hex())
+        with of_it, active.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
             active = _light(active)
             bundle = active.bundle
             own_method = method(m.method)
@@ -144,7 +150,6 @@ class Service:
                 settings,
                 m,
                 state,
-                log,
                 self._arrays,
                 learned=Path(settings.state),
                 draw_key=journal.draw_key(),
@@ -152,8 +157,8 @@ class Service:
             )
             samples = own.read()
             data, test = samples.data, samples.test
-            providers = _providers(settings, active, log)
-            trained = _with_fastest_step(settings, active, providers, log, in_parts=in_parts)
+            providers = _providers(settings, active)
+            trained = _with_fastest_step(settings, active, providers, in_parts=in_parts)
             graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
             device = Device(
                 bundle,
@@ -161,7 +166,7 @@ class Service:
                 settings.id,
                 test=test,
                 held=samples.held,
-                activations=ActivationStore(state / "activations", settings.activations * 10**6, log),
+                activations=ActivationStore(state / "activations", settings.activations * 10**6),
                 graphs=graphs,
                 secret=journal.secret(),
                 on_batch=self._manager.alive,
@@ -171,13 +176,13 @@ class Service:
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
             beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
             classes = counted(int(device.own_classes.sum()), "class", "classes")
-            log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
+            logger.info(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             if releases.warning():
-                log(releases.warning())
+                logger.warning(releases.warning())
             tells = _tells(releases, "accuracy", _unblinded(settings, settings.report_accuracy), "--report-accuracy")
             drifts = _tells(releases, "drift", _unblinded(settings, settings.tell_drift), "--tell-drift")
             if test is not None and not tells and settings.report_accuracy is None:
-                log(f"accuracy stays on this device: {_why_untold(releases, settings)}")
+                logger.info(f"accuracy stays on this device: {_why_untold(releases, settings)}")
             rollout = RolloutWork(
                 file,
                 active.installed,
@@ -188,31 +193,28 @@ class Service:
                 samples=lambda: _no_samples_like(device.samples) if releases.is_private else device.samples,
                 manager=self._manager,
                 stopping=self._stopping,
-                log=log,
             )
             client = self._client = Client(
-                device=device,
+                Membership(
+                    address,
+                    settings.fleet,
+                    settings.id,
+                    bundle,
+                    trusted=active.terms.public_keys,
+                    identity=identity,
+                    token=None if settings.token is None else read_token(settings.token),
+                    keepalive_s=settings.keepalive,
+                    stays=not settings.until_finished,
+                ),
+                journal,
+                Own(device, releases, _blinding(settings, m, identity), own, self._photos),
                 rollout=rollout,
-                releases=releases,
-                samples=own,
-                journal=journal,
-                bundle=bundle,
-                address=address,
-                fleet=settings.fleet,
-                device_id=settings.id,
-                trusted=active.terms.public_keys,
-                identity=identity,
-                token=None if settings.token is None else read_token(settings.token),
-                until_finished=settings.until_finished,
+                figures=Figures(
+                    measured_metrics(state, bundle.sha256, *m.extended),
+                    tells_accuracy=tells and test is not None,
+                    drift=DriftWatch(device, state) if drifts else None,
+                ),
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
-                keepalive_s=settings.keepalive,
-                measured=measured_metrics(state, bundle.sha256, *m.extended),
-                blinding=_blinding(settings, m, identity),
-                photos=self._photos,
-                tells_accuracy=tells and test is not None,
-                drift=DriftWatch(device, state) if drifts else None,
-                log=log,
-                detail=log if settings.verbose else None,
                 stopping=self._stopping,
                 manager=self._manager,
             )
@@ -235,7 +237,7 @@ class Service:
                     on_summary(client.summary(), True)
             if not rollout.is_over:
                 ended = journal.outcomes()
-                log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
+                logger.info(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
             return client.summary(), rollout.is_over
 
     @property
@@ -271,29 +273,30 @@ def _light(active: ActiveBundle) -> ActiveBundle:
     return replace(active, bundle=replace(active.bundle, params=weights))
 
 
-def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:
+def _blinding(settings: ClientSettings, manifest: Manifest, identity: Identity) -> Blinding:
     """What it asks of blinded rounds."""
     helper = None if settings.helper_key is None else read_helper_public(settings.helper_key, "--helper-key")
     return Blinding(manifest, helper=helper, signer=identity.signer, fleet=settings.fleet, device=settings.id)
 
 
-def _providers(settings: ClientConfig, active: ActiveBundle, log: Log) -> Providers:
+def _providers(settings: ClientSettings, active: ActiveBundle) -> Providers:
     """Where this device computes."""
     state, wanted, threads = active.directory, settings.provider, settings.threads
-    providers = choose_providers(active.bundle, active.path, wanted=wanted, threads=threads, state=state, log=log)
-    log(providers.choice.line)
+    providers = choose_providers(active.bundle, active.path, wanted=wanted, threads=threads, state=state)
+    logger.info(providers.choice.line)
     return providers
 
 
 def _with_fastest_step(
-    settings: ClientConfig, active: ActiveBundle, providers: Providers, log: Log, *, in_parts: bool
+    settings: ClientSettings, active: ActiveBundle, providers: Providers, *, in_parts: bool
 ) -> Bundle:
     """The bundle, with the form of its training step that this device is fastest with; parts of a batch have none."""
     if settings.portable_step or in_parts or providers.choice.training != "cpu":
         return replace(active.bundle, forms={})
     state = active.directory
-    bundle = replace(active.bundle, forms=fitting_forms(settings, active.bundle, active.path, state, log))
-    return choose_step_form(bundle, active.path, threads=settings.threads, state=state, log=log)
+    bundle = replace(active.bundle, forms=runnable_forms(active.bundle.forms))
+    bundle = replace(bundle, forms=fitting_forms(settings, bundle, active.path, state))
+    return choose_step_form(bundle, active.path, threads=settings.threads, state=state)
 
 
 def _no_samples_like(samples: LocalData) -> LocalData:
@@ -301,12 +304,12 @@ def _no_samples_like(samples: LocalData) -> LocalData:
     return LocalData(samples.x[:0], samples.y[:0])
 
 
-def _unblinded(settings: ClientConfig, wanted: bool | None) -> bool | None:
+def _unblinded(settings: ClientSettings, wanted: bool | None) -> bool | None:
     """Beside a sum that hides it, a figure is told only where it is asked for."""
     return False if wanted is None and settings.helper_key is not None else wanted
 
 
-def _why_untold(releases: Releases, settings: ClientConfig) -> str:
+def _why_untold(releases: Releases, settings: ClientSettings) -> str:
     """Why accuracy is not told where nobody has asked for it, nor against it."""
     if releases.is_private:
         return "no noise is added to it"

@@ -15,12 +15,10 @@ withdrawal is signed with the device's key, where it has one.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import msgspec
 
 from protofleet.contract.errors import LinkError, UsageError, WireError
 from protofleet.contract.identity.signing_keys import read_public_keys
@@ -35,9 +33,11 @@ from protofleet.edge_client.journal.journal import FILE, Journal, Key
 from protofleet.edge_client.rollout.active_bundle import find_active_bundle
 from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["withdraw"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Credentials:
 _AGAIN_S, _PATIENCE_S = 5.0, 60.0
 
 
-def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
+def withdraw(settings: ClientSettings) -> None:
     """Withdraw this device's sums; returns once the aggregator has confirmed it.
 
     Raises:
@@ -65,21 +65,20 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
     keys = () if settings.trust is None else read_public_keys(settings.trust)
     credentials = _Credentials(keys, identity_of(settings))
     with RolloutFile(Path(settings.state), make=False) as file:
-        active = find_active_bundle(settings, file, keys, log, starts=False)
+        active = find_active_bundle(settings, file, keys, starts=False)
         try:
             with active.journal() as journal:
-                _Withdrawal(active.settings, journal, address, credentials, log).run()
+                _Withdrawal(active.settings, journal, address, credentials).run()
         finally:
-            _withdraw_before(settings, file, active.installed, address, credentials, log)
+            _withdraw_before(settings, file, active.installed, address, credentials)
 
 
 def _withdraw_before(
-    settings: ClientConfig,
+    settings: ClientSettings,
     file: RolloutFile,
     installed: InstalledBundle,
     address: Address,
     credentials: _Credentials,
-    log: Callable[[str], None],
 ) -> None:
     """Withdraw also in the fleet that a roll-out took the device from, if sums of it may stand there."""
     before = file.known.previous
@@ -92,29 +91,26 @@ def _withdraw_before(
     owner = {"fleet": before.fleet, "device": settings.id, "bundle": bytes.fromhex(before.sha256)}
     with Journal(file.state / before.directory, **owner) as journal:  # type: ignore[arg-type]
         if journal.standing.may_stand():
-            log(f"a roll-out took this device from fleet {before.fleet}")
-            _Withdrawal(msgspec.structs.replace(settings, fleet=before.fleet), journal, address, credentials, log).run()
+            logger.info(f"a roll-out took this device from fleet {before.fleet}")
+            _Withdrawal(replace(settings, fleet=before.fleet), journal, address, credentials).run()
 
 
 class _Withdrawal:
     def __init__(
         self,
-        settings: ClientConfig,
+        settings: ClientSettings,
         journal: Journal,
         address: Address,
         credentials: _Credentials,
-        log: Callable[[str], None],
     ) -> None:
-        self._settings, self._journal, self._address, self._log = settings, journal, address, log
+        self._settings, self._journal, self._address = settings, journal, address
         self._patience_s = _PATIENCE_S if settings.patience is None else settings.patience
         self._key: Key | None = None
         self._payload = b""
         self._done = False
         fleet, device = settings.fleet, settings.id
         self._identity = credentials.identity
-        self._trust = Trust(
-            credentials.trusted, credentials.identity, journal.issued, fleet=fleet, device_id=device, log=log
-        )
+        self._trust = Trust(credentials.trusted, credentials.identity, journal.issued, fleet=fleet, device_id=device)
         self._up, self._down, self._round = topics.up(fleet, device), topics.down(fleet, device), topics.round_(fleet)
         self._link = Link(address, client_id(fleet, device), subscriptions=[self._round, self._down])
 
@@ -136,7 +132,7 @@ class _Withdrawal:
         finally:
             self._link.close()
         fleet = self._settings.fleet
-        self._log(
+        logger.info(
             f"withdrawn: nothing of this device is in fleet {fleet}'s sums any more, and it is refused until admitted"
         )
 
@@ -144,13 +140,13 @@ class _Withdrawal:
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Noticed):
-            self._log(event.line)
+            logger.info(event.line)
         if isinstance(event, Connected | Disconnected) or not isinstance(event, Received):
             return
         try:
             message = self._trust.opened(event) if event.payload else None
         except WireError as error:
-            self._log(f"skipped a message on {event.topic}: {error}")
+            logger.warning(f"skipped a message on {event.topic}: {error}")
             message = None
         if isinstance(message, Announcement) and event.topic == self._round:
             self._announced(message)
@@ -187,7 +183,7 @@ class _Withdrawal:
         self._journal.standing.commit(
             key, samples=None, payload=self._payload, limit_bytes=limit_bytes, metrics=metrics
         )
-        self._log(f"withdrawing this device's sums from run {run.hex()}")
+        logger.info(f"withdrawing this device's sums from run {run.hex()}")
 
     def _received(self, receipt: Receipt) -> None:
         if self._key is None or (receipt.run, receipt.round, receipt.method) != self._key:

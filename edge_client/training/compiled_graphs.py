@@ -14,12 +14,12 @@ from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.test_vectors import TOLERANCE, distance
 from protofleet.contract.errors import BundleError
 from protofleet.edge_client.hardware.process_metrics import release_memory
-from protofleet.edge_client.training.extractor import Extractor
+from protofleet.edge_client.training.extractor import Extractor, GivenFeatures
 from protofleet.edge_client.training.frozen_trunk import FrozenTrunk, TailExtractor, TrunkGraph
 from protofleet.edge_client.training.onnx_session import Provider, Providers
 from protofleet.edge_client.training.trainer import Trainer, Weights
 
-__all__ = ["CompiledGraphs"]
+__all__ = ["CompiledGraphs", "GivenGraphs"]
 
 
 class CompiledGraphs:
@@ -53,9 +53,13 @@ class CompiledGraphs:
         """A trainer; load a state before fitting."""
         trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"), in_parts=self._in_parts)
         self._trainer = trainer if self._keep else None
-        if not self._keep:
-            release_memory()  # what only making a session needs: code that optimises graphs, above all
+        self.rest()  # what only making a session needs: code that optimises graphs, above all
         return trainer
+
+    def rest(self) -> None:
+        """Give back what sessions that are gone have left, unless sessions are kept."""
+        if not self._keep:
+            release_memory()
 
     def extractor(self, params: Weights) -> Extractor:
         """An extractor of these weights."""
@@ -67,8 +71,10 @@ class CompiledGraphs:
         Raises:
             BundleError: what it computes here is not what it computed where the bundle was exported.
         """
+        self.rest()  # making a session takes more than running it: what was before is given back first
         shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
         self._shared = shared if self._keep else None
+        self.rest()
         self._check(shared)
         return shared
 
@@ -98,3 +104,10 @@ class CompiledGraphs:
     def tail(self, params: Weights, trunk: FrozenTrunk) -> TailExtractor:
         """An extractor of these weights that goes on from what the trunk has made of a device's photos."""
         return TailExtractor(self._bundle, params, trunk, self._threads)
+
+
+class GivenGraphs(CompiledGraphs):
+    """The graphs of a device whose samples are features already: the bundle's extractor passes them through."""
+
+    def shared_extractor(self) -> Extractor:
+        return GivenFeatures(self._bundle.manifest.features)

@@ -3,6 +3,9 @@
 The graph holds no weights. They are supplied when the session is made, so a device that has just trained gets a
 session over its own weights, fused and prepacked like any other (docs/bundle.md). Features come in blocks, so that
 a large data set is never held as N × D floats.
+
+On the CPU the graph runs over a few photos at a time, over a single one where photos are large. The memory of a run
+grows with the photos in it; the time of a photo does not fall (docs/decisions/240).
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from protofleet.edge_client.training.trainer import Weights
 
 __all__ = ["BLOCK_SAMPLES", "Extractor", "GivenFeatures", "checked"]
 
-BLOCK_SAMPLES = 512  # whose features are taken at a time
+BLOCK_SAMPLES, BLOCK_NUMBERS = 512, 65_536  # whose features are taken at a time, at most: 51 of width 1,280
+RUN_PIXELS = 16_384  # of the photos that a run takes on the CPU: one of 128 × 128, sixteen of 32 × 32
 
 
 class Extractor:
@@ -35,7 +39,7 @@ class Extractor:
         provider: where it runs.
 
     Attributes:
-        on_batch: called after each batch of images.
+        on_batch: called after each run over images.
 
     Raises:
         BundleError: when the graph and the weights do not fit each other.
@@ -44,7 +48,9 @@ class Extractor:
     on_batch: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
-        self._manifest = bundle.manifest
+        m = self._manifest = bundle.manifest
+        few = max(RUN_PIXELS // (m.input_shape[0] * m.input_shape[1]), 1)
+        self._at_once = min(m.batch, few) if provider.name == "cpu" else m.batch
         weights = {name: params[name] for name in bundle.manifest.weights}
         self._session, self._weights = open_session(
             bundle.features, "features.onnx", threads=threads, weights=weights, provider=provider
@@ -58,14 +64,19 @@ class Extractor:
     def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The features of images (N, H, W, c): (N, D) float32. For sets that fit memory; see `blocks` for others."""
         out = np.empty((len(x), self.width), np.float32)
-        for start in range(0, len(x), self._manifest.batch):
-            out[start : start + self._manifest.batch] = self._run(x[start : start + self._manifest.batch])
+        for start in range(0, len(x), self._at_once):
+            out[start : start + self._at_once] = self._run(x[start : start + self._at_once])
             release_pages(x)
             self.on_batch()
         return out
 
-    def blocks(self, x: NDArray[np.uint8], samples: int = BLOCK_SAMPLES) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """The features of images (N, H, W, c), at most `samples` at a time: (which rows, their features)."""
+    def blocks(self, x: NDArray[np.uint8], samples: int | None = None) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The features of images (N, H, W, c), block by block: (which rows, their features).
+
+        Args:
+            samples: of a block; by default as many as the width allows.
+        """
+        samples = samples or min(BLOCK_SAMPLES, max(BLOCK_NUMBERS // self.width, 1))
         for start in range(0, len(x), samples):
             rows = slice(start, min(start + samples, len(x)))
             yield rows, self.features(x[rows])

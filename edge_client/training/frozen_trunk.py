@@ -156,6 +156,7 @@ class TailExtractor(Extractor):
     def __init__(self, bundle: Bundle, params: Weights, trunk: FrozenTrunk, threads: int = 1) -> None:
         assert bundle.tail is not None
         self._manifest, self._trunk = bundle.manifest, trunk
+        self._at_once = bundle.manifest.batch
         weights = {name: params[name] for name in external_weights(bundle.tail)}
         self._session, self._weights = open_session(bundle.tail, "tail.onnx", threads=threads, weights=weights)
         self._names = [tensor.name for tensor in bundle.manifest.cut]

@@ -59,6 +59,7 @@ class LocalSamples:
         secret, what: what noise is drawn from: a secret of the device, and the run, the round, its method and bundle.
     """
 
+    # arguments: what is kept of a data set, by name
     def __init__(
         self,
         data: LocalData,

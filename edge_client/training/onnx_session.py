@@ -21,6 +21,7 @@ fall-back is switched off.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +30,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.contract.bundle.native_kernels import register_kernels
 from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS, ort
 from protofleet.contract.errors import BundleError
-from protofleet.edge_client.hardware.providers import Choice
+from protofleet.contract.names import named
+from protofleet.edge_client.hardware.providers import PROVIDERS, Choice
 
 __all__ = ["CPU", "SPIN_US", "Provider", "Providers", "Running", "open_session", "providers_built_in"]
+
+logger = logging.getLogger(__name__)
 
 SPIN_US = 20  # in which a thread looks for work before it sleeps; 0: none
 _SMALLEST = (  # y = |x|, (1,) each: ModelProto of IR 10 and opset 20
@@ -42,12 +47,6 @@ _SMALLEST = (  # y = |x|, (1,) each: ModelProto of IR 10 and opset 20
 )
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"
-_NAMES = {
-    "cpu": "CPUExecutionProvider",
-    "xnnpack": "XnnpackExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
 
 
 class Running(Protocol):
@@ -65,26 +64,21 @@ class Provider:
     Attributes:
         name: of `protofleet.edge_client.hardware.providers.PROVIDERS`.
         engines: where TensorRT keeps what it has compiled; nowhere when None.
-        on_failure: takes a line when the provider fails and the CPU takes over; None for no fall-back.
+        falls_back: whether the CPU takes over when the provider fails.
     """
 
     name: str = "cpu"
     engines: Path | None = None
-    on_failure: Callable[[str], None] | None = None
+    falls_back: bool = False
 
     def settings(self, threads: int) -> list[tuple[str, dict[str, str]]]:
-        """What ONNX Runtime is asked for, in order of preference: float32 throughout, memory as it is needed."""
-        cuda = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
-        engine = {"trt_fp16_enable": "0", "trt_int8_enable": "0"}  # TF32 is off by contract/bundle/onnx_runtime.py
-        if self.engines is not None:
-            engine |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(self.engines)}
-        options: dict[str, list[tuple[str, dict[str, str]]]] = {
-            "cpu": [],
-            "xnnpack": [(_NAMES["xnnpack"], {"intra_op_num_threads": str(threads)})],
-            "cuda": [(_NAMES["cuda"], cuda)],
-            "tensorrt": [(_NAMES["tensorrt"], engine), (_NAMES["cuda"], cuda)],
-        }
-        return [*options[self.name], (_NAMES["cpu"], {})]
+        """What ONNX Runtime is asked for, in order of preference.
+
+        Raises:
+            UsageError: there is no provider of that name.
+        """
+        asked = [PROVIDERS[name] for name in (self.name, *named(PROVIDERS, self.name, "provider").below)]
+        return [(provider.runtime_name, provider.options(threads, self.engines)) for provider in asked]
 
 
 CPU = Provider()
@@ -93,7 +87,7 @@ CPU = Provider()
 def providers_built_in() -> tuple[str, ...]:
     """The providers, by our names, that this ONNX Runtime was built with; whether they work is another question."""
     built_in = ort.get_available_providers()
-    return tuple(name for name, theirs in _NAMES.items() if theirs in built_in)
+    return tuple(name for name, provider in PROVIDERS.items() if provider.runtime_name in built_in)
 
 
 def open_session(
@@ -125,6 +119,7 @@ def open_session(
     def opened(chosen: Provider) -> ort.InferenceSession:
         options = _options(threads, training)
         try:
+            register_kernels(options, graph)
             if values:
                 options.add_external_initializers(list(weights or {}), values)
             return _session(graph, options, chosen.settings(threads))
@@ -136,7 +131,7 @@ def open_session(
                 hint="exporting the bundle anew, or a newer onnxruntime",
             ) from None
 
-    if provider.name == "cpu" or provider.on_failure is None:
+    if provider.name == "cpu" or not provider.falls_back:
         return opened(provider), values
     return _FallingBack(lambda on: opened(on), provider, name), values
 
@@ -207,8 +202,7 @@ class _FallingBack:
             return self._session.run(outputs, feed)
 
     def _fall_back(self, error: object) -> None:
-        if self._provider.on_failure is not None:
-            self._provider.on_failure(f"{self._name}: {self._provider.name} failed, cpu takes over ({error})")
+        logger.warning(f"{self._name}: {self._provider.name} failed, cpu takes over ({error})")
         self._provider = CPU
         self._session = self._opened(CPU)
 
@@ -219,8 +213,7 @@ class Providers:
 
     choice: Choice = field(default_factory=Choice)
     engines: Path | None = None
-    on_failure: Callable[[str], None] | None = None
 
     def of(self, name: str) -> Provider:
         """A provider by name, which falls back to the CPU."""
-        return CPU if name == "cpu" else Provider(name, self.engines, self.on_failure or (lambda line: None))
+        return CPU if name == "cpu" else Provider(name, self.engines, falls_back=True)

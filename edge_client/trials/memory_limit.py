@@ -15,6 +15,7 @@ here. What was measured is kept in the state directory, for this bundle and this
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
@@ -28,9 +29,11 @@ from protofleet.contract.bundle.bundle_file import Bundle, Manifest
 from protofleet.contract.console.sizes import read_size
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.atomic_files import whole_file
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["BESIDE_BYTES", "KEPT_IN", "Needed", "fitting_forms", "measured_bytes", "trains_in_parts"]
+
+logger = logging.getLogger(__name__)
 
 KEPT_IN = "memory.json"
 BESIDE_BYTES = 20_000_000  # photos, link, journal; 1 to 15 MB, which `benchmarks/device/device_memory.py` prints
@@ -55,12 +58,11 @@ Measure = Callable[[str], Needed]
 
 
 def trains_in_parts(
-    settings: ClientConfig,
+    settings: ClientSettings,
     manifest: Manifest,
     sha256: bytes,
     path: Path,
     state: Path,
-    log: Callable[[str], None],
     measure: Measure | None = None,
 ) -> bool:
     """Whether batches are trained in parts: as asked, or since whole ones do not fit.
@@ -84,19 +86,18 @@ def trains_in_parts(
     kept = _Kept(state / KEPT_IN, sha256, settings)
     least = Needed(None, None)
     for in_parts in (True,) if wanted else (False, True) if parts else (False,):
-        least = kept.or_else(_FORMS[in_parts], measure or _trial(path, settings, limit, log))
+        least = kept.or_else(_FORMS[in_parts], measure or _trial(path, settings, limit))
         if least.all is not None and least.all <= limit:
-            log(f"{_described_training(manifest, in_parts)} takes {_mb(least.all)} of {_mb(limit)}")
+            logger.info(f"{_described_training(manifest, in_parts)} takes {_mb(least.all)} of {_mb(limit)}")
             return in_parts
     raise _too_large(settings, manifest, path, least, limit)
 
 
 def fitting_forms(
-    settings: ClientConfig,
+    settings: ClientSettings,
     bundle: Bundle,
     path: Path,
     state: Path,
-    log: Callable[[str], None],
     measure: Measure | None = None,
 ) -> Mapping[str, bytes]:
     """The further forms of the training step that the limit has room for; arguments as of `trains_in_parts`."""
@@ -106,26 +107,26 @@ def fitting_forms(
     kept = _Kept(state / KEPT_IN, bundle.sha256, settings)
     for form, graph in bundle.forms.items():
         try:
-            needed = kept.or_else(form, measure or _trial(path, settings, limit, log)).all
+            needed = kept.or_else(form, measure or _trial(path, settings, limit)).all
         except UsageError as error:
-            log(f"{form} is left out: {error.got}")
+            logger.info(f"{form} is left out: {error.got}")
             continue
         if needed is not None and needed <= limit:
             fitting[form] = graph
         else:
-            log(f"{form} is left out: it takes {_taken(needed, limit)} of {_mb(limit)}")
+            logger.info(f"{form} is left out: it takes {_taken(needed, limit)} of {_mb(limit)}")
     return fitting
 
 
-def _trial(path: Path, settings: ClientConfig, limit: int, log: Callable[[str], None]) -> Measure:
+def _trial(path: Path, settings: ClientSettings, limit: int) -> Measure:
     def measure(form: str) -> Needed:
-        log(f"measures what {path.name} takes ({form}), once: a round in a process of its own")
+        logger.info(f"measures what {path.name} takes ({form}), once: a round in a process of its own")
         return measured_bytes(path, settings, limit, form)
 
     return measure
 
 
-def measured_bytes(path: Path, settings: ClientConfig, limit: int, form: str = "whole") -> Needed:
+def measured_bytes(path: Path, settings: ClientSettings, limit: int, form: str = "whole") -> Needed:
     """What a client of this bundle has resident at most, by a trial.
 
     Args:
@@ -156,7 +157,7 @@ def measured_bytes(path: Path, settings: ClientConfig, limit: int, form: str = "
     raise UsageError("--memory-limit", expected="a trial of the bundle", got=last)
 
 
-def _too_large(settings: ClientConfig, m: Manifest, path: Path, needed: Needed, limit: int) -> UsageError:
+def _too_large(settings: ClientSettings, m: Manifest, path: Path, needed: Needed, limit: int) -> UsageError:
     closes = m.trainable and needed.rounds is not None and needed.rounds <= limit
     narrower = [f"exporting it with --set project={m.features // 2}"] if "project" in m.hyper else []
     if closes:  # FFC's sums, (D, D) numbers, and the head that is solved of them
@@ -177,7 +178,7 @@ def _too_large(settings: ClientConfig, m: Manifest, path: Path, needed: Needed, 
     )
 
 
-def _tests(settings: ClientConfig) -> bool:
+def _tests(settings: ClientSettings) -> bool:
     """Whether the device tests its answers with photos of its own."""
     return settings.test is not None or settings.hold_out != 0
 
@@ -199,7 +200,7 @@ def _mb(size: int) -> str:
 class _Kept:
     """What was measured, by bundle, threads, whether photos test, and form."""
 
-    def __init__(self, path: Path, sha256: bytes, settings: ClientConfig) -> None:
+    def __init__(self, path: Path, sha256: bytes, settings: ClientSettings) -> None:
         from protofleet.contract.bundle.onnx_runtime import ort
 
         tests = "tests" if _tests(settings) else "tests nothing"

@@ -32,7 +32,7 @@ from protofleet.contract.errors import BundleError, ProtofleetError
 from protofleet.contract.methods import method
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.edge_client.data import LocalData
-from protofleet.edge_client.hardware.providers import Trial, check_provider, choose, wanted_trials
+from protofleet.edge_client.hardware.providers import PROVIDERS, Trial, check_provider, choose, wanted_trials
 from protofleet.edge_client.training.extractor import Extractor
 from protofleet.edge_client.training.onnx_session import CPU, Provider, Providers, providers_built_in
 from protofleet.edge_client.training.trainer import Trainer, Weights
@@ -58,7 +58,6 @@ def choose_providers(
     wanted: str = "auto",
     threads: int = 1,
     state: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
     try_one: Try | None = None,
 ) -> Providers:
     """Try what is to be tried, or remember it, and choose.
@@ -67,9 +66,8 @@ def choose_providers(
         path: where the bundle lies, for the processes that try it.
         wanted: one of `providers.CHOICES`.
         threads: within an operator.
-        state: the state directory; nothing is remembered when None, and TensorRT, which compiles for minutes, is tried
+        state: the state directory; nothing is remembered when None, and what compiles for minutes (TensorRT) is tried
             only where it is named.
-        log: takes a line when a provider fails later and the CPU takes over.
         try_one: tries a provider, for tests; by default here for the CPU, and in a process of its own for others.
 
     Raises:
@@ -78,7 +76,7 @@ def choose_providers(
     """
     names = wanted_trials(check_provider(wanted), providers_built_in())
     if state is None and wanted == "auto":
-        names = tuple(name for name in names if name != "tensorrt")
+        names = tuple(name for name in names if not PROVIDERS[name].compiles)
     build = f"onnxruntime {ort.__version__}"
     if names == ("cpu",):  # nothing to choose; and a board that waits for its first round keeps its memory
         return Providers(choose([Trial("cpu")], wanted, has_vectors=bundle.vectors is not None, build=build))
@@ -95,7 +93,7 @@ def choose_providers(
     again = [name for name in names if name not in fresh and trials[name].failed]
     if again and state is not None:
         choice = replace(choice, line=f"{choice.line} (as tried before; remove {state / FILE} to try again)")
-    return Providers(choice, engines, log)
+    return Providers(choice, engines)
 
 
 def _counts(known: Trial | None, name: str, wanted: str) -> bool:
@@ -114,7 +112,7 @@ def tried(bundle: Bundle, provider: Provider, threads: int = 1) -> Trial:
         trial = _inference(bundle, provider, threads, x)
     except _FAILURES as error:
         return Trial(provider.name, failed=error_text(error))
-    if not bundle.manifest.trainable or provider.name == "tensorrt":
+    if not bundle.manifest.trainable or PROVIDERS[provider.name].compiles:
         return trial
     try:
         moved, step_ms = step_on(bundle, provider, threads, x)
@@ -192,7 +190,7 @@ def error_text(error: object) -> str:
 def _tried_by_default(bundle: Bundle, path: Path, name: str, threads: int, engines: Path | None) -> Trial:
     if name == "cpu":
         return tried(bundle, CPU, threads)
-    if engines is not None and name == "tensorrt":
+    if engines is not None and PROVIDERS[name].compiles:
         engines.mkdir(mode=0o700, parents=True, exist_ok=True)
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     command = [sys.executable, *same_path, "-m", "protofleet.edge_client.trials.provider_trials"]

@@ -9,7 +9,7 @@ processors only. Whether this device's processor has it, and gains by it, is fou
    allowed distance is three times what a nudge of every weight by one part in a million does to the portable graph
    itself. It is at least 1 % and at most 30 % (docs/decisions/171).
 3. The result is written to `step.json` in the state directory. It holds for this ONNX Runtime, this processor, this
-   bundle and this number of threads.
+   bundle, this number of threads, and for the form `kernels` this library of protofleet-kernels.
 
 If anything fails, the device trains with the portable graph, and a line says why. Statistics that are summed over
 devices come from `features.onnx`, which no form touches.
@@ -18,6 +18,7 @@ devices come from `features.onnx`, which no form touches.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import sys
@@ -30,6 +31,7 @@ import msgspec
 import numpy as np
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.bundle.native_kernels import FORM, installed_kernels
 from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS, ort
 from protofleet.contract.bundle.test_vectors import probe_images
 from protofleet.contract.errors import ProtofleetError
@@ -40,6 +42,8 @@ from protofleet.edge_client.trials.provider_trials import SILENT, apart, asked_a
 from protofleet.edge_client.trials.trials_file import TrialsFile
 
 __all__ = ["FILE", "FormTrial", "choose_step_form", "tried"]
+
+logger = logging.getLogger(__name__)
 
 FILE = "step.json"
 SCHEMA = "protofleet.step-forms/1"
@@ -95,7 +99,6 @@ def choose_step_form(
     *,
     threads: int = 1,
     state: Path | None = None,
-    log: Callable[[str], None] = lambda line: None,
     try_one: Try | None = None,
 ) -> Bundle:
     """The bundle with the fastest right form of its training step as the training step, and without the others.
@@ -104,7 +107,6 @@ def choose_step_form(
         path: where the bundle lies, for the processes that try it.
         threads: within an operator.
         state: the state directory; nothing is remembered when None.
-        log: takes a line about what was chosen.
         try_one: tries a form, for tests; by default in a process of its own.
     """
     if not bundle.forms:
@@ -112,7 +114,7 @@ def choose_step_form(
     known = {} if state is None else {trial.form: trial for trial in _file(state, bundle).read(threads)}
 
     def try_apart(form: str) -> FormTrial:
-        log(f"tries {form}, a further form of the training step, once: in a process of its own")
+        logger.info(f"tries {form}, a further form of the training step, once: in a process of its own")
         return _tried_apart(path, form, threads)
 
     try_it = try_one or try_apart
@@ -123,9 +125,9 @@ def choose_step_form(
     best = min((trial for trial in trials if trial.pays), key=lambda trial: trial.form_ms, default=None)
     before = f" (as tried before; remove {state / FILE} to try again)" if state is not None and not fresh else ""
     if best is None:
-        log(f"trains with the portable step; {'; '.join(map(str, trials))}{before}")
+        logger.info(f"trains with the portable step; {'; '.join(map(str, trials))}{before}")
         return replace(bundle, forms={})
-    log(f"trains with {best}{before}")
+    logger.info(f"trains with {best}{before}")
     return replace(bundle, train_step=bundle.forms[best.form], forms={})
 
 
@@ -178,7 +180,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _key(bundle: Bundle) -> dict[str, str]:
-    return {"onnxruntime": ort.__version__, "processor": processor(), "bundle": bundle.sha256.hex()}
+    kernels = installed_kernels() if FORM in bundle.forms else None
+    wheel = {} if kernels is None else {"kernels": kernels.sha256}
+    return {"onnxruntime": ort.__version__, "processor": processor(), "bundle": bundle.sha256.hex(), **wheel}
 
 
 def processor() -> str:

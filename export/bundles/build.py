@@ -5,6 +5,7 @@
 2. Choose the method's head and hyper-parameters, and list the state tensors of its training step.
 3. Record and translate `features.onnx` and, if the method trains, `train_step.onnx`.
 4. Run both in stock ONNX Runtime, compare them with plain torch (export/verify/verify.py), and stop if they disagree.
+   Where half weights are asked for, round them now, and compare that graph with the one before over rounded weights.
 5. Let ONNX Runtime on the CPU compute the features of a few images, as test vectors (contract/bundle/test_vectors.py).
 6. Write the bundle, whole or not at all.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import SCHEMA, Manifest, pack_params, write_bundle
-from protofleet.contract.bundle.test_vectors import Vectors, probe_images
-from protofleet.contract.errors import UsageError
+from protofleet.contract.bundle.test_vectors import TOLERANCE, Vectors, distance, probe_images
+from protofleet.contract.errors import ExportError, UsageError
 from protofleet.contract.methods import Head, Method, Value, method
 from protofleet.export.backbones.backbone import Backbone, Norm, find_backbone
 from protofleet.export.backbones.backbone_names import PREFIX
@@ -40,12 +41,15 @@ from protofleet.export.bundles.bundle_graphs import (
 )
 from protofleet.export.bundles.class_names import check_names
 from protofleet.export.graphs.graph_builder import OPSET
+from protofleet.export.graphs.half_weights import halved, rounded
 from protofleet.export.graphs.placement import place_weights
 from protofleet.export.modules.preprocess import check_statistics
 from protofleet.export.modules.torch_cache import load_dynamo
+from protofleet.export.modules.torch_threads import one_thread
 from protofleet.export.steps.cut import cut_network
 from protofleet.export.steps.step import Preprocess, plan_step
 from protofleet.export.verify.agreement import Agreement
+from protofleet.export.verify.memory import frozen_heap
 from protofleet.export.verify.verify import features_of
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
@@ -78,6 +82,9 @@ class Exported:
     switched_off: tuple[str, ...] = ()
 
 
+# arguments: a program's `export`: by name, with the defaults of the command
+@one_thread()
+@frozen_heap()
 def build_bundle(
     *,
     backbone: str,
@@ -99,7 +106,9 @@ def build_bundle(
     train_from: str | None = None,
     trainable_blocks: int | None = None,
     for_x86: bool = False,
+    for_kernels: bool = False,
     micro_batch: int = 0,
+    half_weights: bool = False,
     progress: Progress = lambda line: None,
 ) -> Exported:
     """Export a backbone with a method's training step into one bundle file.
@@ -125,8 +134,11 @@ def build_bundle(
         trainable_blocks: how many blocks are trained, from the last; instead of `train_from`.
         for_x86: also hold the training step in the forms of export/graphs/blocked_kernels.py. Devices with such
             processors try them.
+        for_kernels: also hold the training step in the form of export/operators/kernel_nodes.py. Devices with the
+            wheel protofleet-kernels try it.
         micro_batch: samples of a part of a batch, for devices whose memory does not hold a whole one; 0 for no such
             graphs.
+        half_weights: store the weights as float16, for a method that trains nothing (export/graphs/half_weights.py).
         progress: called with one line before each stage.
 
     Raises:
@@ -144,6 +156,8 @@ def build_bundle(
     _check_arguments(labels, batch, bundle_version)
     if micro_batch:
         _check_micro(entry, settled, batch, micro_batch)
+    if half_weights and entry.trains:
+        raise UsageError("--half-weights", expected="a method that trains nothing", got=entry.name, hint="--method ffc")
     _check_shape(input_shape)
     load_dynamo()
     clock = Clock(progress)
@@ -158,14 +172,18 @@ def build_bundle(
                 tail_start = {"layer": train_from, "blocks": trainable_blocks}
                 cut = cut_network(network.net, preprocess, network.input_shape, **tail_start)  # type: ignore[arg-type]
             plan = plan_step(network.net, entry, settled, chosen, len(labels), network.width, cut)
-        graphs = graphs_from_torch(clock, network, preprocess, plan, chosen, batch, seed, for_x86, micro_batch)
+        further = {"for_x86": for_x86, "for_kernels": for_kernels, "micro": micro_batch}
+        graphs = graphs_from_torch(clock, network, preprocess, plan, chosen, batch, seed, **further)
     entry.check(settled, len(labels), graphs.width)
+    if half_weights:
+        with clock.stage("half_weights", "rounding the weights to float16"):
+            graphs = _halved(graphs)
     manifest = Manifest(
         schema=SCHEMA,
         version=bundle_version,
         protofleet=_own_version(),
         backbone=backbone,
-        provenance=_provenance(graphs, provenance),
+        provenance=_provenance(graphs, provenance) + "; weights as float16" * half_weights,
         method=entry.name,
         head=chosen,
         hyper=settled,
@@ -210,6 +228,24 @@ def _identity(features: bytes, stored: Mapping[str, NDArray[np.float32]]) -> str
     """The extractor's sha256 (hex): the features graph before weights are placed in it, and the backbone's weights."""
     weights = {name: value for name, value in stored.items() if name.startswith("backbone.")}
     return hashlib.sha256(hashlib.sha256(features).digest() + pack_params(weights)).hexdigest()
+
+
+def _halved(graphs: Graphs) -> Graphs:
+    """The same with weights as float16.
+
+    Raises:
+        ExportError: a weight is too large, or the graph does not compute what the one before does over such weights.
+    """
+    stored = rounded(graphs.stored)
+    features, x = halved(graphs.features, stored), probe_images(graphs.input_shape)
+    whole = {name: value.astype(np.float32) for name, value in stored.items()}
+    before, after = (
+        features_of(place_weights(graph, pack_params(weights)), weights, x)
+        for graph, weights in ((graphs.features, whole), (features, stored))
+    )
+    if not (error := distance(after, before)) <= TOLERANCE:
+        raise ExportError("features.onnx with float16 weights", expected="the features of rounded weights", got=error)
+    return replace(graphs, features=features, stored=stored)
 
 
 def tail_hyper(entry: Method) -> dict[str, float]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import fx, nn
 
 from protofleet.contract.bundle.bundle_file import Activation, StateTensor, pack_params
+from protofleet.contract.bundle.native_kernels import FORM, runnable_forms, uses_kernels
 from protofleet.contract.errors import UsageError
 from protofleet.contract.heads.sphere import orthonormal_frame
 from protofleet.contract.methods import Method
@@ -88,6 +89,7 @@ def graphs_from_torch(
     seed: int,
     for_x86: bool = False,
     micro: int = 0,
+    for_kernels: bool = False,
 ) -> Graphs:
     """Steps 3 and 4 of `build.py` for a torch module.
 
@@ -105,7 +107,9 @@ def graphs_from_torch(
     if entry.trains:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, shape)
-    forms = export_forms(net, preprocess, plan, batch, shape) if entry.trains and for_x86 else {}
+    forms: dict[str, bytes] = {}
+    if entry.trains and (for_x86 or for_kernels):
+        forms = export_forms(net, preprocess, plan, batch, shape, lanes=for_x86, kernels=for_kernels)
     parts = None
     if entry.trains and micro:
         with clock.stage("micro_batch", f"exporting gradients.onnx and update.onnx (micro-batch {micro})"):
@@ -116,8 +120,8 @@ def graphs_from_torch(
         agreement = verify_features(placed[0], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
         if step is not None:
             trunk = placed[1] if halves else None
-            form_here = forms.get(f"lanes{block_here()}") if forms else None  # of the others, each device finds out
-            for form in (step, form_here):
+            lanes_here = forms.get(f"lanes{block_here()}") if for_x86 else None  # of the others, each device finds out
+            for form in (step, lanes_here, runnable_forms(forms).get(FORM)):
                 if form is not None:
                     worst = verify_step(form, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
                     agreement = max(agreement, worst, key=lambda a: a.error)
@@ -198,25 +202,43 @@ def export_step(
     batch: int,
     input_shape: tuple[int, int, int],
     lanes: int | None = None,
+    kernels: bool = False,
 ) -> bytes:
     """The bytes of train_step.onnx. Inputs: the plan's inputs, then its state. Outputs: loss, then `<name>.next`.
 
     Args:
         lanes: for the form of export/graphs/blocked_kernels.py with this block size; `batch` is a multiple of it.
+        kernels: for the form of export/operators/kernel_nodes.py.
 
     Raises:
         ExportError: for an operator without translation.
     """
-    return _emitted(_recorded(net, preprocess, plan, batch, input_shape), plan, lanes)
+    return _emitted(_recorded(net, preprocess, plan, batch, input_shape), plan, lanes, kernels)
 
 
 def export_forms(
-    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+    net: nn.Module,
+    preprocess: Preprocess,
+    plan: StepPlan,
+    batch: int,
+    input_shape: tuple[int, int, int],
+    *,
+    lanes: bool = True,
+    kernels: bool = False,
 ) -> dict[str, bytes]:
-    """The further forms of the step, by name. There are none if no block fits the batch, or nothing is depthwise."""
+    """The further forms of the step, by name.
+
+    Args:
+        lanes: those of export/graphs/blocked_kernels.py. There are none if no block fits the batch, or nothing is
+            depthwise.
+        kernels: that of export/operators/kernel_nodes.py; there is none if nothing is a convolution.
+    """
     recorded = _recorded(net, preprocess, plan, batch, input_shape)
-    forms = {f"lanes{n}": _emitted(recorded, plan, n) for n in LANES if batch % n == 0}
-    return {name: graph for name, graph in forms.items() if uses_lanes(graph)}
+    blocks = [n for n in LANES if lanes and batch % n == 0]
+    forms = {f"lanes{n}": graph for n in blocks if uses_lanes(graph := _emitted(recorded, plan, n))}
+    if kernels and uses_kernels(graph := _emitted(recorded, plan, None, kernels=True)):
+        forms[FORM] = graph
+    return forms
 
 
 @dataclass(frozen=True)
@@ -238,8 +260,8 @@ def _recorded(
     return _Recorded(trace, inputs)
 
 
-def _emitted(recorded: _Recorded, plan: StepPlan, lanes: int | None) -> bytes:
-    graph = Graph("train_step", lanes=lanes)
+def _emitted(recorded: _Recorded, plan: StepPlan, lanes: int | None, kernels: bool = False) -> bytes:
+    graph = Graph("train_step", lanes=lanes, kernels=kernels)
     names = [graph.input(*declared) for declared in recorded.inputs]
     return to_onnx(recorded.trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
 

@@ -3,5 +3,6 @@
 - `graph_builder` writes nodes and bytes; `values` are the tensors of a trace, as the graph holds them.
 - `windows`, `depthwise`, `blocked_kernels` and `bilinear` are convolutions in forms that run fast.
 - `placement` says where weights lie.
+- `half_weights` stores weights as float16.
 - `precision` makes int8 and fp16 of a whole graph.
 """

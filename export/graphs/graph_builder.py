@@ -6,7 +6,8 @@ Guarantees:
   backward formula may both ask for `x − mean`, and the graph computes it once.
 - Names are numbered in the order of emission. So the same trace gives the same bytes.
 - Nothing of this machine (paths, stack traces, tool versions) enters the file.
-- Only operators of the standard ONNX domain are used, except those of export/graphs/blocked_kernels.py.
+- Only operators of the standard ONNX domain are used, except those of export/graphs/blocked_kernels.py and
+  export/operators/kernel_nodes.py, in forms of their own.
 
 See docs/bundle.md.
 """
@@ -52,16 +53,17 @@ def external(name: str, shape: Sequence[int]) -> TensorProto:
 class Graph:
     """An ONNX graph under construction. Tensors are known by their names (str)."""
 
-    def __init__(self, name: str, *, any_batch: bool = False, lanes: int | None = None) -> None:
+    def __init__(self, name: str, *, any_batch: bool = False, lanes: int | None = None, kernels: bool = False) -> None:
         """Start a graph.
 
         Args:
             any_batch: `ANY` as a leading extent stands for a batch of any size.
             lanes: rows of activations are in lanes of so many samples, for the operators of
                 export/graphs/blocked_kernels.py.
+            kernels: activations are in blocks of channels, for the operators of export/operators/kernel_nodes.py.
         """
         self._name = name
-        self.any_batch, self.lanes = any_batch, lanes
+        self.any_batch, self.lanes, self.kernels = any_batch, lanes, kernels
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._initializers: list[TensorProto] = []

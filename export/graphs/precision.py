@@ -32,6 +32,8 @@ _float16 = ort_part("transformers.float16")
 _CALIBRATION_BATCH = 32
 # What stays in fp32: taking a uint8 image apart is exact there and costs little.
 _INTEGER_OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"]
+# The end of the product before them: its integers end where the activation does, so nothing is left of the node.
+_INTEGER_OPERATORS += ["Clip", "Relu"]
 
 
 def features_fp32(bundle: Bundle) -> onnx.ModelProto:

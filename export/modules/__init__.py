@@ -4,4 +4,5 @@
 - `preprocess`: preprocessing of images.
 - `random_layers`: layers that draw random numbers.
 - `torch_cache`: torch's compiler cache.
+- `torch_threads`: torch on one thread.
 """

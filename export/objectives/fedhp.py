@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from protofleet.contract.methods import Value
+from protofleet.contract.names import named
 from protofleet.export.objectives.loss_terms import Scene, cross_entropy, norms, unit_features
 
 __all__ = ["loss"]
@@ -25,6 +26,6 @@ def loss(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
     total = cross_entropy(-distance, scene.onehot(), scene.labelled)
     cosine = (unit_features(learned) * anchors).sum(dim=1)  # (C,)
     apart = 1.0 - cosine
-    pull = apart.mean() if hyper["anchor_pull"] == "mean" else apart.sum()
+    pull = named({"mean": torch.mean, "sum": torch.sum}, str(hyper["anchor_pull"]), "anchor_pull")(apart)
     real = torch.clamp(scene.labelled.sum(), max=1.0)  # a batch of padding costs nothing
     return total + float(hyper["lambda"]) * real * pull

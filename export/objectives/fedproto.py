@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from protofleet.contract.methods import Value
+from protofleet.contract.names import named
 from protofleet.export.objectives.loss_terms import Scene, cross_entropy, row_distance, sample_pull
 
 __all__ = ["loss"]
@@ -27,7 +28,7 @@ def loss(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
     logits, onehot = scene.logits, scene.onehot()
     total = cross_entropy(logits, onehot, scene.labelled)
     if hyper["lambda"]:
-        pull = _class_mean_pull if hyper.get("reading") == "class_mean" else sample_pull
+        pull = named(_READINGS, str(hyper.get("reading", "sample")), "reading")
         total = total + float(hyper["lambda"]) * pull(scene, onehot, str(hyper["distance"]))
     if hyper.get("pu_weight"):
         total = total + float(hyper["pu_weight"]) * _positive_unlabelled_risk(scene, logits, onehot)
@@ -41,6 +42,9 @@ def _class_mean_pull(scene: Scene, onehot: Tensor, kind: str) -> Tensor:
     present = count > 0
     mean = (members @ scene.features) / torch.where(present, count, torch.ones_like(count)).unsqueeze(1)  # (C, D)
     return (row_distance(mean - scene.prototypes, kind) * scene.prototype_mask * present.to(torch.float32)).sum()
+
+
+_READINGS = {"sample": sample_pull, "class_mean": _class_mean_pull}
 
 
 def _positive_unlabelled_risk(scene: Scene, logits: Tensor, onehot: Tensor) -> Tensor:

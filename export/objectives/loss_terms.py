@@ -5,13 +5,25 @@ Every term is a mean over the batch weighted by `sample_weight`, so that padding
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-__all__ = ["Scene", "cross_entropy", "norms", "row_distance", "sample_pull", "unit_features", "weighted_mean"]
+from protofleet.contract.names import named
+
+__all__ = [
+    "DISTANCES",
+    "Scene",
+    "cross_entropy",
+    "norms",
+    "row_distance",
+    "sample_pull",
+    "unit_features",
+    "weighted_mean",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +114,22 @@ def norms(squares: Tensor) -> Tensor:
 
 
 def row_distance(difference: Tensor, kind: str) -> Tensor:
-    """d of FedProto's eq. 6 for rows of differences (rows, D) → (rows,)."""
-    if kind == "squared":
-        return (difference * difference).mean(dim=1)
-    if kind == "l1":
-        return difference.abs().mean(dim=1)
-    squares = (difference * difference).sum(dim=1)
-    return squares if kind == "sum" else norms(squares)
+    """d of FedProto's eq. 6 for rows of differences (rows, D) → (rows,).
+
+    Args:
+        kind: of `DISTANCES`.
+    """
+    return named(DISTANCES, kind, "distance")(difference)
+
+
+DISTANCES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(  # of rows (rows, D) → (rows,)
+    {
+        "squared": lambda rows: (rows * rows).mean(dim=1),
+        "l1": lambda rows: rows.abs().mean(dim=1),
+        "sum": lambda rows: (rows * rows).sum(dim=1),
+        "l2": lambda rows: norms((rows * rows).sum(dim=1)),
+    }
+)
 
 
 def sample_pull(scene: Scene, onehot: Tensor, kind: str) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from protofleet.export.operators.emitter import Emitter
 from protofleet.export.operators.translation import (
+    Blocks,
     ChannelMajor,
     Form,
     Meta,
@@ -39,7 +40,7 @@ def elementwise(e: Emitter, kind: str, dtype: torch.dtype, *operands: Operand, *
     form = e.form(tensors)
     names = [_operand(e, v, dtype, form) for v in operands]
     shape = _slow_shape(operands)
-    if shape is not None and form is not Rows:
+    if shape is not None and form not in (Rows, Blocks):
         rows = [e.graph.reshape(n, (-1 if _size(v) > 1 else 1,)) for n, v in zip(names, operands, strict=True)]
         lead = (shape[1], shape[0], *shape[2:]) if form is ChannelMajor else shape
         name = e.graph.reshape(e.op(kind, *rows, **attributes), lead)

@@ -1,6 +1,6 @@
 """The graph under construction, and the orders in which it holds each activation.
 
-Activations of rank 4 may be held in two orders, and one of the orders in two shapes. A translation asks for the one in
+Activations of rank 4 may be held in several orders, and one of them in two shapes. A translation asks for the one in
 which it is fast:
 
     plain           (B, C, H, W)   torch's own order; what ONNX Conv needs
@@ -8,6 +8,7 @@ which it is fast:
                                    weight gradients, batch normalisation
     rows            (1, C, B·H·W)  channel-major without planes. A reshape leads from one shape to the other, and takes
                                    time, too
+    blocks          (B, C/16, H, W, 16)  in the form for protofleet-kernels alone (export/operators/kernel_nodes.py)
 
 A change of order is emitted once, and only where a translation asks for the other order. Elementwise operators stay in
 the order of their inputs.
@@ -19,13 +20,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from protofleet.contract.bundle.native_kernels import DOMAIN
 from protofleet.export.graphs import blocked_kernels
 from protofleet.export.graphs.graph_builder import Graph
-from protofleet.export.graphs.values import ChannelMajor, Form, Rows, Value
+from protofleet.export.graphs.values import Blocks, ChannelMajor, Form, Rows, Value
 
-__all__ = ["SWAP", "Emitter"]
+__all__ = ["KERNELS", "SWAP", "Emitter"]
 
 SWAP = (1, 0, 2, 3)
+KERNELS = DOMAIN  # of the operators of the wheel protofleet-kernels
 
 
 class Emitter:
@@ -35,17 +38,34 @@ class Emitter:
         self.graph = graph
         self.op = graph.op
         self.run_channels: int | None = None  # of the result of the operator in hand, where it is made in runs
+        self.in_blocks = False  # whether the operator in hand may work on blocks of channels
 
     def plain(self, value: Value) -> str:
         """The tensor's name in torch's own order."""
+        self.make(value)
         if value.plain is None:
-            if value.is_swapped:
+            if value.blocks is not None:
+                value.plain = self.op("FromBlocks", value.blocks, domain=KERNELS, sizes=list(value.shape))
+            elif value.is_swapped:
                 value.plain = self.swap(self.channel_major(value), value.shape[1], value.shape[0], value.shape[2:])
             elif value.runs:  # vectors, kernels
                 value.plain = self.op("Concat", *(self.plain(run) for run in value.runs), axis=0)
             else:
                 value.plain = self._filled(value)
         return value.plain
+
+    def make(self, value: Value) -> None:
+        """Make a tensor that waited to be asked for."""
+        if value.pending is not None:
+            make, value.pending = value.pending, None
+            make()
+
+    def blocks(self, value: Value) -> str:
+        """The name of a rank-4 tensor as (B, C/16, H, W, 16)."""
+        self.make(value)
+        if value.blocks is None:
+            value.blocks = self.op("ToBlocks", self.plain(value), domain=KERNELS, sizes=list(value.shape))
+        return value.blocks
 
     def channel_major(self, value: Value) -> str:
         """The name of a rank-4 tensor as (C, B, H, W)."""
@@ -95,16 +115,25 @@ class Emitter:
 
     def form(self, values: Sequence[Value]) -> Form:
         """The order and shape in which an elementwise operator on these costs least."""
+        if self.in_blocks and self._fit_in_blocks(values):
+            return Blocks
         if not self.prefers_channel_major(values):
             return str
         shapes = {v.shape for v in values if v.size > 1 and v.fill is None}
         return Rows if len(shapes) == 1 and any(v.is_in_rows for v in values) else ChannelMajor
 
+    def _fit_in_blocks(self, values: Sequence[Value]) -> bool:
+        """Whether they are activations of one shape, or numbers, and one of them is in blocks already."""
+        large = [v for v in values if v.size > 1]
+        held = any(v.blocks is not None or v.pending is not None for v in large)
+        return held and len({v.shape for v in large}) == 1 and len(large[0].shape) == 4
+
     def named(self, value: Value, form: Form) -> str:
         """The tensor's name in that form; one of a single element as it is."""
         if value.size == 1 and form is not str:
             return self.graph.reshape(self.plain(value), (1,))
-        return {str: self.plain, ChannelMajor: self.channel_major, Rows: self.rows}[form](value)
+        order = {str: self.plain, ChannelMajor: self.channel_major, Rows: self.rows, Blocks: self.blocks}
+        return order[form](value)
 
     def _filled(self, value: Value) -> str:
         """A constant tensor, expanded only because somebody needs its full shape."""

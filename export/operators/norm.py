@@ -206,6 +206,7 @@ def _group_scale(e: Emitter, root: str, weight: Value, b: int, c: int, groups: i
     return e.graph.reshape(product, (b, c, 1))
 
 
+# arguments: the tensors of the operator
 @translates(aten.native_group_norm_backward.default)
 def _group_norm_backward(
     e: Emitter,

@@ -54,6 +54,8 @@ def record(function: Callable[..., Any], example: Sequence[Tensor], *, decompose
         with FakeTensorMode(allow_non_fake_inputs=True) as fake, _plain_attention():
             shapes = [fake.from_tensor(tensor) for tensor in example]
             recorded = make_fx(lambda *inputs: function(*inputs))(*shapes)
+            recorded.graph.eliminate_dead_code()
+            recorded.recompile()
             trace = make_fx(functionalize(recorded), decomposition_table=rules)(*shapes)
     except ExportError:
         raise

@@ -17,13 +17,15 @@ from torch import fx
 
 from protofleet.contract.errors import ExportError
 from protofleet.export.graphs.graph_builder import ONNX_TYPE, Graph
-from protofleet.export.graphs.values import ChannelMajor, Form, Meta, Rows, Value, as_values
+from protofleet.export.graphs.values import Blocks, ChannelMajor, Form, Meta, Rows, Value, as_values
 from protofleet.export.operators import channel_runs
 from protofleet.export.operators.emitter import Emitter
+from protofleet.export.operators.kernel_nodes import IN_BLOCKS, KernelNodes
 
 __all__ = [
     "NOTHING_TRAINED",
     "TABLE",
+    "Blocks",
     "ChannelMajor",
     "Form",
     "Meta",
@@ -77,7 +79,8 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
         ExportError: naming the first operator that has no translation.
     """
     emitter = Emitter(graph)
-    in_runs = {} if graph.any_batch else channel_runs.plan(trace)
+    in_runs = {} if graph.any_batch or graph.kernels else channel_runs.plan(trace)
+    kernels = KernelNodes(emitter, trace) if graph.kernels else None
     values: dict[fx.Node, Any] = {}
     names = iter(inputs.values())
     for node in trace.graph.nodes:
@@ -88,14 +91,14 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
             values[node] = _attribute(trace, node, graph)
         elif node.op == "call_function":
             emitter.run_channels = in_runs.get(node)
-            values[node] = _call(emitter, node, values)
+            values[node] = _call(emitter, node, values, kernels)
         elif node.op == "output":
             returned = [values[n] for n in node.args[0]]
             for value, name in zip(returned, outputs, strict=True):
                 graph.output(emitter.plain(value), name, value.dtype, value.shape)
 
 
-def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any], kernels: KernelNodes | None) -> Any:
     handler, meta = TABLE.get(node.target), _meta(node)
     if handler is None:
         raise refusal(str(node.target), "operators of convolution, attention and what goes with them")
@@ -103,6 +106,11 @@ def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any
         raise refusal(f"{meta.dtype} from {node.target}", "real numbers")
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
+    if kernels is not None:
+        emitter.in_blocks = node.target in IN_BLOCKS
+        result = kernels(node, meta, values)
+        if result is not NotImplemented:
+            return as_values(result, meta)
     by_runs = channel_runs.by_runs(handler, emitter, node.target, meta, args) if not kwargs else None
     return as_values(handler(emitter, meta, *args, **kwargs), meta) if by_runs is None else by_runs
 

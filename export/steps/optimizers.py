@@ -10,34 +10,29 @@ step, all zero at the start of a round. Sources: torch.optim's documentation; Ki
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from protofleet.contract.bundle.bundle_file import StateTensor
 from protofleet.contract.methods import Method, Value
-from protofleet.contract.methods.base import Update
+from protofleet.contract.methods.optimizers import Update
 
-__all__ = ["BETAS", "EPSILON", "optimizer_state", "torch_optimizers", "update"]
+__all__ = ["BETAS", "EPSILON", "optimizer_state", "torch_optimizer", "torch_optimizers", "update"]
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-_STEPS = "adam.steps"
 
 
 def optimizer_state(trained: Sequence[StateTensor], method: Method, hyper: Mapping[str, Value]) -> list[StateTensor]:
     """The optimizer's tensors for these trained ones."""
-    state = []
+    state, counts = [], dict[str, None]()  # each count of steps once, in order
     for t in trained:
-        move = method.update_of(t.name, hyper)
-        if move.optimizer == "adam":
-            state += [StateTensor(f"adam.{moment}.{t.name}", t.shape, "optimizer") for moment in ("mean", "square")]
-        elif move.momentum:
-            state.append(StateTensor(f"momentum.{t.name}", t.shape, "optimizer"))
-    if any(t.name.startswith("adam.") for t in state):
-        state.append(StateTensor(_STEPS, (), "optimizer"))
-    return state
+        rule = method.update_of(t.name, hyper).rule
+        state += [StateTensor(f"{kept}.{t.name}", t.shape, "optimizer") for kept in rule.kept]
+        counts |= {rule.steps: None} if rule.steps is not None else {}
+    return [*state, *(StateTensor(steps, (), "optimizer") for steps in counts)]
 
 
 def update(
@@ -56,19 +51,14 @@ def update(
     """
     new: dict[str, Tensor] = {}
     updates = {name: method.update_of(name, hyper) for name in grads}
-    if any(move.optimizer == "adam" for move in updates.values()):
-        new[_STEPS] = tensors[_STEPS] + 1.0
-        scale = [_bias_correction(beta, new[_STEPS]) for beta in BETAS]
+    for steps in dict.fromkeys(move.rule.steps for move in updates.values() if move.rule.steps is not None):
+        new[steps] = tensors[steps] + 1.0
+    scales = {steps: [_bias_correction(beta, count) for beta in BETAS] for steps, count in new.items()}
     rates = {lr: moves * (tensors["lr"] if lr is None else lr) for lr in {move.lr for move in updates.values()}}
     for name, move in updates.items():
-        rate = rates[move.lr]
         grad = grads[name] + move.weight_decay * tensors[name] if move.weight_decay else grads[name]
-        if move.optimizer == "adam":
-            new |= _adam(name, tensors, grad, rate, scale)
-            continue
-        if move.momentum:
-            grad = new[f"momentum.{name}"] = move.momentum * tensors[f"momentum.{name}"] + grad
-        new[name] = tensors[name] - rate * grad
+        step, kept = _STEPS[move.optimizer](move, name, tensors, grad, scales.get(move.rule.steps, ()))
+        new |= {name: tensors[name] - rates[move.lr] * step, **kept}
     return new
 
 
@@ -81,12 +71,13 @@ def torch_optimizers(
         groups.setdefault(method.update_of(name, hyper), []).append(parameter)
     optimizers: list[torch.optim.Optimizer] = []
     for move, parameters in groups.items():
-        rate, decay = lr if move.lr is None else move.lr, move.weight_decay
-        if move.optimizer == "adam":
-            optimizers.append(torch.optim.Adam(parameters, lr=rate, betas=BETAS, eps=EPSILON, weight_decay=decay))
-        else:
-            optimizers.append(torch.optim.SGD(parameters, lr=rate, momentum=move.momentum, weight_decay=decay))
+        optimizers.append(torch_optimizer(parameters, move, lr))
     return optimizers
+
+
+def torch_optimizer(parameters: Iterable[Tensor], move: Update, lr: float) -> torch.optim.Optimizer:
+    """Torch's optimizer of an update; `lr` is the rate where the update has none of its own."""
+    return _OF_TORCH[move.optimizer](parameters, move, lr if move.lr is None else move.lr)
 
 
 def _bias_correction(beta: float, steps: Tensor) -> Tensor:
@@ -99,10 +90,31 @@ def _bias_correction(beta: float, steps: Tensor) -> Tensor:
     return -torch.tanh(half) * (1.0 + torch.exp(2.0 * half))
 
 
-def _adam(
-    name: str, tensors: Mapping[str, Tensor], grad: Tensor, rate: Tensor, scale: Sequence[Tensor]
-) -> dict[str, Tensor]:
+Step = tuple[Tensor, dict[str, Tensor]]
+"""What the rate multiplies, and new values of the tensors that the optimizer keeps."""
+
+
+def _sgd(move: Update, name: str, tensors: Mapping[str, Tensor], grad: Tensor, scale: Sequence[Tensor]) -> Step:
+    if not move.momentum:
+        return grad, {}
+    moved = move.momentum * tensors[f"momentum.{name}"] + grad
+    return moved, {f"momentum.{name}": moved}
+
+
+def _adam(move: Update, name: str, tensors: Mapping[str, Tensor], grad: Tensor, scale: Sequence[Tensor]) -> Step:
     mean = BETAS[0] * tensors[f"adam.mean.{name}"] + (1.0 - BETAS[0]) * grad
     square = BETAS[1] * tensors[f"adam.square.{name}"] + (1.0 - BETAS[1]) * (grad * grad)
     step = (mean / scale[0]) / (torch.sqrt(square / scale[1]) + EPSILON)
-    return {name: tensors[name] - rate * step, f"adam.mean.{name}": mean, f"adam.square.{name}": square}
+    return step, {f"adam.mean.{name}": mean, f"adam.square.{name}": square}
+
+
+def _torch_sgd(parameters: Iterable[Tensor], move: Update, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, momentum=move.momentum, weight_decay=move.weight_decay)
+
+
+def _torch_adam(parameters: Iterable[Tensor], move: Update, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=lr, betas=BETAS, eps=EPSILON, weight_decay=move.weight_decay)
+
+
+_STEPS = {"sgd": _sgd, "adam": _adam}  # by the name in `OPTIMIZERS`
+_OF_TORCH = {"sgd": _torch_sgd, "adam": _torch_adam}

@@ -22,13 +22,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from protofleet.contract.bundle.bundle_file import STEP_INPUTS, StateTensor
+from protofleet.contract.bundle.bundle_file import STEP_INPUTS, Role, StateTensor
 from protofleet.contract.methods import Method, Value
+from protofleet.contract.names import named
 from protofleet.export.modules.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
 from protofleet.export.modules.preprocess import Preprocess
 from protofleet.export.modules.random_layers import switch_off
@@ -38,6 +40,10 @@ from protofleet.export.steps.cut import Cut
 from protofleet.export.steps.optimizers import optimizer_state, update
 
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "example_inputs", "plan_step", "quiet", "trace_step"]
+
+HEADS: Mapping[str, Mapping[str, Role]] = MappingProxyType(  # by the head's form: its tensors, and the role of each
+    {"local": {"head.weight": "param", "head.bias": "param"}, "frozen": {"head.weight": "frozen"}, "none": {}}
+)
 
 
 @dataclass(frozen=True)
@@ -107,11 +113,8 @@ def plan_step(
         if tensor.is_floating_point():
             role = _role(backbone, name) if cut is None else _role_in(cut, name)
             state.append(StateTensor(f"backbone.{name}", tuple(tensor.shape), role))  # type: ignore[arg-type]
-    if head == "local":
-        state.append(StateTensor("head.weight", (classes, features), "param"))
-        state.append(StateTensor("head.bias", (classes,), "param"))
-    elif head == "frozen":
-        state.append(StateTensor("head.weight", (classes, features), "frozen"))
+    shapes = {"head.weight": (classes, features), "head.bias": (classes,)}
+    state += [StateTensor(name, shapes[name], role) for name, role in named(HEADS, head, "the head").items()]
     for name, own in entry.state(classes, features, seed=0).items():
         state.append(StateTensor(name, own.shape, "param" if own.trained else "frozen"))
     state += optimizer_state([t for t in state if t.role == "param"], entry, hyper)

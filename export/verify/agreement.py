@@ -30,7 +30,7 @@ _FACTOR = 16.0  # how much further from exact than torch's float32 a tensor may 
 _LEAST = 4 * float(np.finfo(np.float32).eps)  # what torch counts as being off by, however lucky it was
 _SMALL = 1e-3  # a change below this share of the whole step's is compared with that share
 _ATTEMPTS = 6
-_AT_A_TIME = 1 << 20
+_AT_A_TIME = 1 << 15
 Tensors = Mapping[str, NDArray]
 
 

@@ -24,6 +24,7 @@ __all__ = ["EAGER_BYTES", "LARGE_STATE_BYTES", "affordable", "frozen_heap", "giv
 
 EAGER_BYTES = 512 << 20  # what torch may keep for one backward pass in float64
 LARGE_STATE_BYTES = 32 << 20  # of which each side has several copies
+_RARELY = 200_000  # new objects between two collections
 _FEWEST = 4  # BatchNorm over fewer would compare noise
 
 
@@ -65,12 +66,18 @@ def _saved_bytes(net: nn.Module, input_shape: tuple[int, int, int], count: int) 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Within the block, the garbage collector looks only at new objects, and not at torch's millions of objects."""
+    """Within the block, the garbage collector looks only at new objects, and rarely.
+
+    Torch has millions of objects, and recording a network makes many more that live to the end.
+    """
+    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_RARELY, *before[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 

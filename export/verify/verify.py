@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from protofleet.contract.bundle.native_kernels import register_kernels
 from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS, ort
 from protofleet.contract.errors import ExportError
 from protofleet.export.backbones.weights import put_tensors
@@ -417,8 +418,11 @@ def _session(graph: bytes, weights: State) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # either would hold a step's memory to the end
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch's turn in between is long
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if not weights:  # a step, as a device opens it (edge_client/training/onnx_session.py)
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in weights.items()}
+    register_kernels(options, graph)
     if values:
         options.add_external_initializers(list(values), list(values.values()))
     try:

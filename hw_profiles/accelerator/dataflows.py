@@ -17,9 +17,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from protofleet.contract.errors import UsageError, near_names
-
-__all__ = ["DATAFLOWS", "Dataflow", "dataflow_named", "dataflow_names"]
+__all__ = ["DATAFLOWS", "Dataflow"]
 
 
 class Dataflow(Protocol):
@@ -75,21 +73,3 @@ class InputStationary:
 DATAFLOWS: Mapping[str, Dataflow] = MappingProxyType(
     {"os": OutputStationary(), "ws": WeightStationary(), "is": InputStationary()}
 )
-
-
-def dataflow_named(name: str) -> Dataflow:
-    """The dataflow of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in DATAFLOWS:
-        hint = near_names(name, DATAFLOWS)
-        raise UsageError("systolic array: dataflow", expected=dataflow_names(), got=repr(name), hint=hint)
-    return DATAFLOWS[name]
-
-
-def dataflow_names() -> str:
-    """All of them, for a line: `os, ws or is`."""
-    *others, last = DATAFLOWS
-    return f"{', '.join(others)} or {last}"

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
+from protofleet.contract.names import named
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["Traffic", "layer_traffic"]
@@ -96,7 +97,7 @@ def _blocked(fetched: list[int], sizes: list[int], buffer_bytes: int) -> int:
 
 
 def _spill(layer: Layer, dataflow: str, rows: int, cols: int, buffer_bytes: int) -> int:
-    kept, total = dataflow_named(dataflow), 0
+    kept, total = named(DATAFLOWS, dataflow, "dataflow"), 0
     for gemm in layer.gemms:
         open_sums, put_aside = kept.partial_sums(gemm.m, gemm.n, gemm.k, rows, cols)
         if open_sums * _PARTIAL_BYTES > buffer_bytes:

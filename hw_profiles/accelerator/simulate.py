@@ -13,23 +13,22 @@ every assumption, and every report prints them. All figures are `simulated`. See
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from protofleet.contract.errors import UsageError, near_names
-from protofleet.hw_profiles.accelerator.dataflows import dataflow_named
+from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
 from protofleet.hw_profiles.accelerator.dram import Traffic, layer_traffic
-from protofleet.hw_profiles.accelerator.systolic import Depthwise, Placed, map_gemm
+from protofleet.hw_profiles.accelerator.systolic import DEPTHWISE, Depthwise, Placed, map_gemm
 from protofleet.hw_profiles.devices.schema import Device
+from protofleet.hw_profiles.latency.precisions import ON_ARRAYS, PRECISIONS
 from protofleet.hw_profiles.workload.model import Layer, Phase, Workload
 
-__all__ = ["PRECISIONS", "Array", "Cost", "LayerCost", "array_of", "assumptions", "simulate"]
+__all__ = ["Array", "Cost", "LayerCost", "array_of", "assumptions", "check_buildable", "simulate"]
 
 Precision = Literal["fp32", "bf16", "int8"]
-PRECISIONS: Mapping[str, int] = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes per number
-_DSPS_PER_MAC: Mapping[str, int] = {"fp32": 5, "bf16": 1, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -61,19 +60,13 @@ class Array:
         for name in ("rows", "cols", "lanes", "sram_bytes", "mhz", "dram_bytes_per_s", "dram_bytes"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"accelerator: {name}", expected="a positive number", got=getattr(self, name))
-        dataflow_named(self.dataflow)
-        if self.precision not in PRECISIONS:
-            raise UsageError(
-                "precision",
-                expected="fp32, bf16 or int8",
-                got=self.precision,
-                hint=near_names(self.precision, PRECISIONS),
-            )
+        known(DATAFLOWS, self.dataflow, "dataflow")
+        known(ON_ARRAYS, self.precision, "precision")
 
     @property
     def float_bytes(self) -> int:
         """Bytes of one number at this precision."""
-        return PRECISIONS[self.precision]
+        return PRECISIONS[self.precision].number_bytes
 
     @property
     def buffer_bytes(self) -> int:
@@ -193,15 +186,10 @@ def simulate(workload: Workload, array: Array) -> Cost:
 
 def assumptions(array: Array) -> tuple[str, ...]:
     """The assumptions behind the figures of this accelerator, in words."""
-    mapping = (
-        "one channel after the other, as SCALE-Sim runs it"
-        if array.depthwise == "per-channel"
-        else "as many channels side by side, as one block-diagonal product, as take the fewest cycles"
-    )
     lines = (
         f"{array.rows}x{array.cols} cells, one multiply-accumulate per cell and cycle, {array.mhz:g} MHz "
         f"({array.peak_gflops:g} GFLOP/s), dataflow {array.dataflow}",
-        f"depthwise mapping {array.depthwise}: {mapping}",
+        f"depthwise mapping {array.depthwise}: {DEPTHWISE[array.depthwise].words}",
         f"special unit of {array.lanes} lanes for everything that is not a matrix product (one lane per column is our "
         "assumption; the paper does not give its width); a transcendental function takes 4 operations",
         f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s peak; on-chip memory {array.sram_bytes:,} bytes, a third for "
@@ -219,15 +207,32 @@ def assumptions(array: Array) -> tuple[str, ...]:
 
 
 def _buildable(array: Array) -> tuple[str, ...]:
-    needed = _DSPS_PER_MAC[array.precision] * array.rows * array.cols
+    each = PRECISIONS[array.precision].dsps_per_mac
+    needed = each * array.rows * array.cols
     if not array.dsps or needed <= array.dsps:
         return ()
     return (
         f"{array.rows * array.cols:,} {array.precision} cells of one multiply-accumulate a cycle would need about "
         f"{needed:,} "
-        f"DSP blocks ({_DSPS_PER_MAC[array.precision]} each) where the chip has {array.dsps:,}: the published machine "
+        f"DSP blocks ({each} each) where the chip has {array.dsps:,}: the published machine "
         "cannot be built so at this precision, the figures follow the paper's description",
     )
+
+
+def check_buildable(array: Array, device: str) -> None:
+    """Refuse an array that its chip cannot hold at any precision: a cell multiplies in one DSP block at least.
+
+    Raises:
+        UsageError: more cells than DSP blocks.
+    """
+    cells = array.rows * array.cols
+    if array.dsps and cells > array.dsps:
+        raise UsageError(
+            f"{array.rows} x {array.cols} cells on {device}",
+            expected=f"at most {array.dsps:,}, one for each DSP block",
+            got=f"{cells:,}",
+            hint="take fewer --rows or --cols, or a --devices-file of a larger chip",
+        )
 
 
 def array_of(device: Device, **choices: str) -> Array:

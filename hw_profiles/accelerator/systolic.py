@@ -16,17 +16,43 @@ as one block-diagonal product (`packed`). See docs/hardware.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Literal
 
 from protofleet.contract.errors import UsageError
-from protofleet.hw_profiles.accelerator.dataflows import Dataflow, dataflow_named
+from protofleet.contract.names import named
+from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS, Dataflow
 from protofleet.hw_profiles.workload.model import Gemm
 
-__all__ = ["Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
+__all__ = ["DEPTHWISE", "Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
 
 Depthwise = Literal["per-channel", "packed"]
+
+
+@dataclass(frozen=True)
+class _Channels:
+    """How the products of a depthwise layer's channels share the array.
+
+    Attributes:
+        words: for a person.
+        most: how many lie side by side at most, of a product whose channels can, by rows and columns.
+    """
+
+    words: str
+    most: Callable[[int, int], int]
+
+
+DEPTHWISE: Mapping[Depthwise, _Channels] = MappingProxyType(
+    {
+        "per-channel": _Channels("one channel after the other, as SCALE-Sim runs it", lambda rows, cols: 1),
+        "packed": _Channels(
+            "as many channels side by side, as one block-diagonal product, as take the fewest cycles", max
+        ),
+    }
+)
 
 
 def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: str = "os") -> int:
@@ -100,13 +126,9 @@ def map_gemm(
     Raises:
         UsageError: as `gemm_cycles`, or for an unknown depthwise mapping.
     """
-    if depthwise not in get_args(Depthwise):
-        raise UsageError("depthwise mapping", expected="per-channel or packed", got=repr(depthwise))
-    best = _place(gemm, 1, rows, cols, dataflow)
-    if depthwise == "packed" and gemm.diagonal and gemm.count > 1:
-        limit = min(gemm.count, max(rows, cols))
-        best = min((_place(gemm, c, rows, cols, dataflow) for c in range(1, limit + 1)), key=lambda p: p.cycles)
-    return best
+    most = named(DEPTHWISE, depthwise, "depthwise mapping").most(rows, cols)
+    limit = min(gemm.count, most) if gemm.diagonal else 1
+    return min((_place(gemm, c, rows, cols, dataflow) for c in range(1, max(limit, 1) + 1)), key=lambda p: p.cycles)
 
 
 def _place(gemm: Gemm, channels: int, rows: int, cols: int, dataflow: str) -> Placed:
@@ -123,4 +145,4 @@ def _checked(m: int, n: int, k: int, rows: int, cols: int, dataflow: str) -> Dat
     for name, size in {"m": m, "n": n, "k": k, "rows": rows, "cols": cols}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise UsageError(f"systolic array: {name}", expected="a positive integer", got=repr(size))
-    return dataflow_named(dataflow)
+    return named(DATAFLOWS, dataflow, "dataflow")

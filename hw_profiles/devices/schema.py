@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.names import named
 from protofleet.hw_profiles.devices.host import detect_host
 
 __all__ = ["FIELDS", "Cpu", "Device", "Field", "Gpu", "Memory", "Power", "SystolicArray", "find_device", "load_devices"]
@@ -196,11 +197,7 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     Raises:
         UsageError: with the nearest names.
     """
-    if name not in devices:
-        raise UsageError(
-            "unknown device", expected="a device of `profile --list`", got=name, hint=near_names(name, devices)
-        )
-    return devices[name]
+    return named(devices, name, "unknown device", "a device of `profile --list`")
 
 
 def parse_devices(text: str, origin: str) -> list[Device]:

@@ -1,5 +1,6 @@
 """Predicts the time of a workload on a board, learned from published rows.
 
 `published_rows` reads them; `operator_classes` says what of a workload a row is fitted by; `fit` and `hierarchical_fit`
-fit, `cross_validation` says how well; `datasheet` has the rates of a board that nobody measured; `predict` predicts.
+fit, `cross_validation` says how well; `datasheet` has the rates of a board that nobody measured, in each of
+the `precisions`; `predict` predicts.
 """

@@ -19,16 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS, PRECISIONS
 
-__all__ = ["PRECISION_BYTES", "Precision", "Processor", "Rates", "Threads", "device_rates", "log_cost_ms"]
+__all__ = ["Precision", "Processor", "Rates", "Threads", "device_rates", "log_cost_ms"]
 
 Precision = Literal["fp32", "fp16", "int8"]
 Processor = Literal["cpu", "gpu"]
 Threads = Literal["1", "all"]
 
-PRECISION_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 EFFICIENCY = {"cpu": {"mac": 0.6, "op": 0.5, "byte": 0.43}, "gpu": {"mac": 0.4, "op": 0.5, "byte": 0.7}}
 _LAUNCH_CYCLES = {"cpu": 15_000, "gpu": 30_000}  # dispatch, thread barrier; on a GPU the kernel launch
 # class -> how many multiply-accumulates, scalar operations, bytes-worth of elements, launches one unit costs
@@ -80,24 +81,21 @@ def device_rates(
     Raises:
         UsageError: the device has no such processor.
     """
-    element = PRECISION_BYTES[precision]
+    numbers = PRECISIONS[known(ON_PROCESSORS, precision, "precision")]
     if processor == "gpu":
         if device.gpu is None:
             raise UsageError(f"{device.name} has no GPU", expected="a device with [gpu]", got="cpu")
         gpu, clock = device.gpu, clock_ghz or device.gpu.clock_ghz
-        faster = {"fp32": 1.0, "fp16": gpu.fp16_macs_per_lane, "int8": gpu.int8_macs_per_lane}[precision]
         lanes = gpu.lanes * clock * 1e6
         launch_ms = _LAUNCH_CYCLES["gpu"] / (clock * 1e6)
-        return Rates(lanes * faster, lanes, gpu.memory_gb_s * 1e6, launch_ms, element)
+        return Rates(lanes * numbers.gpu_macs(gpu), lanes, gpu.memory_gb_s * 1e6, launch_ms, numbers.number_bytes)
     if device.cpu is None:
         raise UsageError(f"{device.name} has no CPU", expected="a device with [cpu]", got="another")
     cpu, clock = device.cpu, clock_ghz or device.cpu.clock_ghz
     cycles = clock * 1e6 * (1 if threads == "1" else cpu.cores)  # per ms
-    fp16 = cpu.fp16_macs_per_cycle or cpu.fp32_macs_per_cycle
-    macs = {"fp32": cpu.fp32_macs_per_cycle, "fp16": fp16, "int8": cpu.int8_macs_per_cycle}[precision]
-    ops = fp16 if precision == "fp16" else cpu.fp32_macs_per_cycle
+    macs, ops = numbers.cpu_macs(cpu), numbers.cpu_ops(cpu)
     launch_ms = _LAUNCH_CYCLES["cpu"] / (clock * 1e6)
-    return Rates(cycles * macs, cycles * ops, cpu.memory_gb_s * 1e6, launch_ms, element)
+    return Rates(cycles * macs, cycles * ops, cpu.memory_gb_s * 1e6, launch_ms, numbers.number_bytes)
 
 
 def log_cost_ms(rates: Rates, processor: Processor) -> NDArray[np.float64]:

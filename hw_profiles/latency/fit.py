@@ -33,6 +33,7 @@ from protofleet.hw_profiles.latency.cross_validation import (
 )
 from protofleet.hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, Fitted, fit_rows
 from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 from protofleet.hw_profiles.latency.published_rows import (
     ANY_DEVICE,
     ANY_X86,
@@ -147,11 +148,11 @@ def _askable(devices: Mapping[str, Device]) -> list[Setting]:
         for threads in ("1", "all"):
             if device is None or device.cpu is not None:
                 with_fp16 = device is None or (device.cpu is not None and device.cpu.fp16_macs_per_cycle is not None)
-                for precision in ("fp32", "fp16", "int8") if with_fp16 else ("fp32", "int8"):
+                for precision in (name for name in ON_PROCESSORS if with_fp16 or name != "fp16"):
                     settings += [Setting(name, "cpu", r, precision, threads) for r in _CPU_RUNTIMES]  # type: ignore[arg-type]
                 settings.append(Setting(name, "cpu", TRAINING_RUNTIME, "fp32", threads))  # type: ignore[arg-type]
         if (device is None and name != ANY_X86) or (device is not None and device.gpu is not None):
-            for precision in ("fp32", "fp16", "int8"):
+            for precision in ON_PROCESSORS:
                 settings.append(Setting(name, "gpu", "tensorrt", precision, "all"))  # type: ignore[arg-type]
             settings.append(Setting(name, "gpu", "ncnn-vulkan", "fp16", "all"))
     return settings

@@ -24,6 +24,7 @@ from protofleet.contract.errors import DataError
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.datasheet import Precision, Processor, Threads
 from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 
 __all__ = ["Row", "Setting", "family", "read_own_rows", "read_rows", "reference_demands"]
 
@@ -173,7 +174,7 @@ def _row(line: Mapping[str, str], demands: Mapping[str, NDArray[np.float64]], na
     if line["device"] not in named:
         return "a device without a file (ARM1176: no vector unit)"
     runtime = next(((name, kind) for text, name, kind in _RUNTIMES if re.fullmatch(text, line["runtime"])), None)
-    precision = next((p for p in ("int8", "fp16", "fp32") if line["precision"].startswith(p)), None)
+    precision = next((p for p in ON_PROCESSORS if line["precision"].startswith(p)), None)
     if runtime is None or precision is None:
         return "a runtime or a precision that its publisher does not name"
     device = named[line["device"]]

@@ -24,6 +24,7 @@ from protofleet.contract.methods import METHODS
 from protofleet.hw_profiles.accelerator.paper_claims import CLAIMS, readings
 from protofleet.hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
 from protofleet.hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
+from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
 from protofleet.hw_profiles.reports.subject import Subject
 from protofleet.hw_profiles.workload.baselines import ccvr, features_width
@@ -39,7 +40,7 @@ SCHEMA = 1
 
 def step_cost(subject: Subject, array: Array) -> Cost:
     """One training step of the baseline, layer by layer; for int8, which no one trains in, the forward pass."""
-    if array.precision == "int8":
+    if not PRECISIONS[array.precision].trains:
         return simulate(subject.inference, array)
     return simulate(subject.derived_step(subject.batch, subject.baseline()), array)
 
@@ -58,7 +59,7 @@ def cost_report(
         UsageError: when batch B does not fit the device's memory; the largest that does is named.
     """
     forward = subject.forward_at(setting.batch)
-    trains = array.precision != "int8"
+    trains = PRECISIONS[array.precision].trains
     fits = _largest_batches(subject, array, capacity_bytes)
     _check_fits(setting.batch, fits["training" if trains else "inference"], capacity_bytes, device)
     trained = subject.trained_at(setting.batch)

@@ -46,8 +46,11 @@ class Table:
     tight: bool = False
 
 
-def check_pages() -> None:
+def check_pages(extra: str = "report") -> None:
     """Check before any long work that pages can be made.
+
+    Args:
+        extra: what to install where they cannot.
 
     Raises:
         UsageError: jinja2 is not installed.
@@ -59,7 +62,7 @@ def check_pages() -> None:
             "a report's page",
             expected="the jinja2 package",
             got="none installed",
-            hint=install_command("report"),
+            hint=install_command(extra),
         ) from None
 
 

@@ -32,6 +32,7 @@ from protofleet.hw_profiles.devices.host import cpu_name
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.energy import energy
 from protofleet.hw_profiles.latency.datasheet import Precision, Threads, device_rates
+from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.latency.predict import Prediction, coefficients, predict, settings_of
 from protofleet.hw_profiles.memory.process_rss import load_model
 from protofleet.hw_profiles.reports.profile_memory import BundleMemory
@@ -201,12 +202,12 @@ def _round(asked: _Asked, step_ms: float, trunk_ms: float | None) -> dict[str, A
 
 def _on_array(asked: _Asked, device: Device) -> dict[str, Any]:
     subject, choice = asked.subject, asked.choice
-    precision = {"fp16": "bf16"}.get(choice.precision or "fp32", choice.precision or "fp32")
+    precision = PRECISIONS[choice.precision or "fp32"].on_arrays
     array = array_of(device, precision=precision)
     forward = simulate(subject.inference, array)
     entry = _simulated(device, forward, precision, subject.batch)
     training = None
-    if subject.step is not None and precision != "int8":
+    if subject.step is not None and PRECISIONS[precision].trains:
         batch = asked.manifest.batch
         derived = subject.derived_step(batch)
         step = simulate(derived, array)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from protofleet.contract.methods.base import Update
+from protofleet.contract.methods.optimizers import Update
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.hw_profiles.workload.calibration_step import (
     Calibrating,

@@ -14,7 +14,8 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
+from protofleet.contract.names import named
 
 __all__ = ["NETWORKS", "build_network"]
 
@@ -38,14 +39,11 @@ def build_network(name: str, *, side: int = 32) -> ModelProto:
     Raises:
         UsageError: for an unknown name, or a side other than a positive multiple of 32.
     """
-    if name not in NETWORKS:
-        raise UsageError(
-            "unknown backbone", expected="a bundle file or a name", got=name, hint=near_names(name, NETWORKS)
-        )
+    build = named(NETWORKS, name, "unknown backbone", "a bundle file or a name")
     if side < 32 or side % 32:
         raise UsageError(f"{name}: input side", expected="a multiple of 32", got=side)
     net = _Net(side)
-    NETWORKS[name](net, 2 if side >= 64 else 1)
+    build(net, 2 if side >= 64 else 1)
     return net.model(name)
 
 

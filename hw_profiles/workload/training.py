@@ -20,7 +20,8 @@ from typing import Literal
 from protofleet.contract.bundle.bundle_file import Manifest
 from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import Head, Method, Value, method
-from protofleet.contract.methods.base import LossTerm, Update
+from protofleet.contract.methods.base import LossTerm
+from protofleet.contract.methods.optimizers import Update
 from protofleet.hw_profiles.workload.calibration_step import statistic_bytes
 from protofleet.hw_profiles.workload.model import Tensor
 

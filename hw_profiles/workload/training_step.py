@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from protofleet.contract.methods.base import Update
+from protofleet.contract.methods.optimizers import Update
 from protofleet.hw_profiles.workload.loss_terms import append_loss
 from protofleet.hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Tensor, Workload
 from protofleet.hw_profiles.workload.step_builder import Tape
@@ -45,7 +45,6 @@ _SAVES_OUTPUT = frozenset(
 )
 _PASSES_THROUGH = frozenset(("Add", "Sub", "Sum", "Cast"))
 _LINEAR_BACKWARD = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "Dropout", "Neg"))
-_ADAM_STEPS = "adam.steps"
 
 
 def training_step(forward: Workload, training: Training) -> Workload:
@@ -210,24 +209,18 @@ def _first_operand(layer: Layer) -> tuple[Gemm, ...]:
 
 
 def _update(tape: Tape, name: str, gradient: str, update: Update) -> None:
-    """SGD: g += wd·p, v ← μ·v + g where there is momentum, p ← p − lr·v; or Adam's step. All in place.
-
-    Scalar operations of each number: 2 of plain SGD, 4 with momentum, 16 of Adam (a square root counts 3), and 2 more
-    for weight decay.
-    """
-    tensor, adam = tape.tensors[name], update.optimizer == "adam"
-    kept = ("adam.mean", "adam.square") if adam else ("momentum",) if update.momentum else ()
-    state = tuple(tape.tensor(f"{key}.{name}", tensor.shape, "optimizer") for key in kept)
-    if adam and _ADAM_STEPS not in tape.tensors:  # one more step, for both bias corrections
-        steps = tape.tensor(_ADAM_STEPS, (), "optimizer")
-        tape.add(f"{steps}:update", "Adam", "elementwise", "update", (steps,), (steps,), vector_ops=1)
-    ops_each = (16 if adam else 4 if update.momentum else 2) + 2 * bool(update.weight_decay)
+    """The optimizer's step, in place: `contract/methods/optimizers.py` has what it keeps and how much it takes."""
+    tensor, rule = tape.tensors[name], update.rule
+    state = tuple(tape.tensor(f"{key}.{name}", tensor.shape, "optimizer") for key in rule.kept)
+    if rule.steps is not None and rule.steps not in tape.tensors:  # one more step, for both bias corrections
+        steps = tape.tensor(rule.steps, (), "optimizer")
+        tape.add(f"{steps}:update", rule.title, "elementwise", "update", (steps,), (steps,), vector_ops=1)
     tape.add(
         f"{name}:update",
-        "Adam" if adam else "SGD",
+        rule.title,
         "elementwise",
         "update",
         (name, gradient, *state),
         (name, *state),
-        vector_ops=tensor.elements * ops_each,
+        vector_ops=tensor.elements * update.operations,
     )

@@ -26,7 +26,7 @@ from protofleet.lab.commands.table_commands import (
     until_stopped,
 )
 from protofleet.lab.data.partition import PARTITIONS
-from protofleet.lab.demo.shipped import BACKBONE, DATA, METHOD
+from protofleet.lab.demo.shipped import METHOD
 
 __all__ = ["demo_command", "lab_app"]
 
@@ -41,30 +41,35 @@ lab_app = typer.Typer(
 
 
 _ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
+_DEMO_DATA_HELP = (
+    "A shipped data set, images as client --data takes them, or a name of the Hub.  [default: sign_digits_subset, "
+    "colour photos, where the extra photos is installed, else fashion_mnist_subset]"
+)
+_DEMO_BACKBONE_HELP = (
+    "As protofleet export takes it; several with commas between, dealt to the devices.  [default: what is shipped]"
+)
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
 
+# arguments: each is an option, as typer reads them
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
     rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
     method: Annotated[str, typer.Option(help=METHOD_HELP)] = METHOD,
-    data: Annotated[
-        str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
-    ] = DATA,
+    data: Annotated[str | None, typer.Option(help=_DEMO_DATA_HELP)] = None,
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and the logs go.")] = Path(
         "protofleet-demo"
     ),
     seed: Annotated[int, typer.Option(help="Of who holds what, the pretraining and the sample order.")] = 0,
     port: Annotated[int, typer.Option(help="Of the broker on 127.0.0.1; 0 for any free one.")] = 0,
-    backbone: Annotated[
-        str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
-    ] = BACKBONE,
+    backbone: Annotated[str | None, typer.Option(help=_DEMO_BACKBONE_HELP)] = None,
     input: Annotated[str | None, typer.Option(help=_INPUT_HELP)] = None,
     from_scratch: Annotated[
         bool,
         typer.Option(
             "--from-scratch",
-            help="Pretrain and export a bundle first, with torch; so does another method, data or backbone.",
+            help="Pretrain and export a bundle first, with torch; so does a method that trains, other data or a "
+            "backbone.",
         ),
     ] = False,
     living: Annotated[
@@ -106,7 +111,7 @@ def demo_command(
 
 def _refuse_beside_living(given: Mapping[str, Any]) -> None:
     """Its story says how many devices there are, and what they have."""
-    usual = {"clients": 5, "rounds": None, "method": METHOD, "data": DATA, "backbone": BACKBONE, "input": None}
+    usual = {"clients": 5, "rounds": None, "method": METHOD, "data": None, "backbone": None, "input": None}
     for name, value in {**usual, "from_scratch": False}.items():
         if given[name] != value:
             option = f"--{name.replace('_', '-')} with --living"
@@ -149,7 +154,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
             "owner/name": "a data set of the Hugging Face Hub",
             "A+B": "several of these as one, for the partition source",
         },
-        "partitions": dict(PARTITIONS),
+        "partitions": {name: scheme.summary for name, scheme in PARTITIONS.items()},
         "tables": {name: read_table(name)[1].title for name in TABLES},
     }
     table = Table.grid(padding=(0, 3))
@@ -162,6 +167,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
     return 0
 
 
+# arguments: each is an option, as typer reads them
 @lab_app.command("run")
 def run_command(
     context: typer.Context,

@@ -19,6 +19,7 @@ JOBS_HELP = "Clients or runs at a time, each in a process; 1 for this one alone.
 ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray on this machine, for this command]"
 
 
+# arguments: each is an option, as typer reads them
 def table_command(
     name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
     quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,

@@ -16,7 +16,8 @@ All images get one shape: the requested one; else their own, if all have the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from protofleet.edge_client.data.sources import list_source
 from protofleet.edge_client.data.splits import train_and_held_rows
 
 __all__ = ["SHIPPED", "DataSet", "Outline", "channel_statistics", "load_dataset", "outline", "take"]
+
+logger = logging.getLogger(__name__)
 
 SHIPPED = {"fashion_mnist_subset": Path(__file__).parent / "fashion_mnist"}
 _TESTED_SHARE = 0.1
@@ -84,10 +87,10 @@ def outline(name: str) -> Outline:
     """
     if name not in SHIPPED:
         raise DataError(f"data {name}", expected=f"what ships: {', '.join(SHIPPED)}", got="another")
-    listing = _listing(name, lambda line: None)
+    listing = _listing(name)
     labels, names = _classes(listing)
     train, _ = train_and_held_rows(replace(listing, labels=labels, names=names), _TESTED_SHARE, seed=0)
-    return Outline(len(names), _shape(listing, train[:1], lambda line: None), len(train))
+    return Outline(len(names), _shape(listing, train[:1]), len(train))
 
 
 def take(data: LocalData, indices: NDArray[np.integer] | NDArray[np.bool_]) -> LocalData:
@@ -95,40 +98,37 @@ def take(data: LocalData, indices: NDArray[np.integer] | NDArray[np.bool_]) -> L
     return LocalData(data.x[indices], data.y[indices])
 
 
-def load_dataset(
-    name: str, input_shape: Shape | None = None, *, log: Callable[[str], None] = lambda line: None
-) -> DataSet:
+def load_dataset(name: str, input_shape: Shape | None = None) -> DataSet:
     """Load a data set by its shipped name, its path, or its name on the Hub.
 
     Args:
         input_shape: (H, W, c) that images are resized to.
-        log: receives a line about images that are left out or resized.
 
     Raises:
         DataError: there is no such set, the Hub is out of reach, or the samples cannot be used.
     """
     if "+" in name and not Path(name).exists():
-        return _several(name, input_shape, log)
-    listing = _listing(name, log)
+        return _several(name, input_shape)
+    listing = _listing(name)
     labels, names = _classes(listing)
     listing = replace(listing, labels=labels, names=names)
     train, test = train_and_held_rows(listing, _TESTED_SHARE, seed=0)
     train, test = train[labels[train] != UNLABELLED], test[labels[test] != UNLABELLED]
-    shape = input_shape or _shape(listing, np.concatenate([train, test]), log)
+    shape = input_shape or _shape(listing, np.concatenate([train, test]))
     parts = []
     for split, rows in (("train", train), ("test", test)):
         if not len(rows):
             raise DataError(f"{name}: images to {split} with", expected="one at least, with a label", got="none")
-        x, kept = read_images(listing, rows, shape, log=log)
+        x, kept = read_images(listing, rows, shape)
         parts.append(LocalData(x, labels[kept]))
     return DataSet(Path(name).resolve().name if Path(name).exists() else name, names, *parts)
 
 
-def _several(name: str, input_shape: Shape | None, log: Callable[[str], None]) -> DataSet:
+def _several(name: str, input_shape: Shape | None) -> DataSet:
     """Load and join the sets of `A+B`."""
     first, *others = name.split("+")
-    loaded = [load_dataset(first, input_shape, log=log)]
-    loaded += [load_dataset(other, loaded[0].input_shape, log=log) for other in others]
+    loaded = [load_dataset(first, input_shape)]
+    loaded += [load_dataset(other, loaded[0].input_shape) for other in others]
     for dataset in loaded:
         if dataset.classes != loaded[0].classes:
             raise DataError(
@@ -142,11 +142,11 @@ def _several(name: str, input_shape: Shape | None, log: Callable[[str], None]) -
     return DataSet("+".join(dataset.name for dataset in loaded), loaded[0].labels, train, test, sources)
 
 
-def _listing(name: str, log: Callable[[str], None]) -> Listing:
+def _listing(name: str) -> Listing:
     if name in SHIPPED:
-        return list_source(SHIPPED[name], log)
+        return list_source(SHIPPED[name])
     if Path(name).exists():
-        return list_source(name, log)
+        return list_source(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise DataError(
             f"no data at {name}",
@@ -179,7 +179,7 @@ def _classes(listing: Listing) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return numbers[labels], tuple(ordered)
 
 
-def _shape(listing: Listing, rows: NDArray[np.int64], log: Callable[[str], None]) -> Shape:
+def _shape(listing: Listing, rows: NDArray[np.int64]) -> Shape:
     """The common shape of these images, or one to resize them to."""
     if isinstance(listing.images, np.ndarray):
         height, width, channels = listing.images.shape[1:]
@@ -193,7 +193,8 @@ def _shape(listing: Listing, rows: NDArray[np.int64], log: Callable[[str], None]
     sizes = {shape[:2] for shape in shapes}
     if len(sizes) == 1 and max(size := next(iter(sizes))) <= _LARGEST_SIDE:
         return (*size, colours)
-    log(f"{listing.where}: images of {len(sizes):,} sizes are resized to {_SIDE} x {_SIDE} (--input for another size)")
+    sizes_text = f"images of {len(sizes):,} sizes are resized to {_SIDE} x {_SIDE} (--input for another size)"
+    logger.info(f"{listing.where}: {sizes_text}")
     return _SIDE, _SIDE, colours
 
 

@@ -15,6 +15,8 @@ seed.
 
 `only` thins out the whole set first, for example to FedPR's 2,000 samples. `hold_back` sets a part of each client's
 samples aside as its own test. `unlabel` hides most of its labels.
+
+A further scheme is a function that draws it, and its line in `PARTITIONS`.
 """
 
 from __future__ import annotations
@@ -22,36 +24,23 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.contract.errors import DataError, UsageError, near_names
+from protofleet.contract.errors import DataError, UsageError
+from protofleet.contract.names import known
 from protofleet.edge_client.data import UNLABELLED
 
-__all__ = ["PARTITIONS", "Partition", "hold_back", "partition", "unlabel"]
+__all__ = ["PARTITIONS", "Partition", "Scheme", "hold_back", "partition", "unlabel"]
 
-PARTITIONS = {
-    "iid": "the same mix of classes for every client",
-    "dirichlet": "each class spread over the clients by Dir(alpha)",
-    "pathological": "a fixed number of classes for each client",
-    "shots": "ways ± ways_spread classes for each client, shots samples of each",
-    "quantity": "the same mix of classes, sizes by Dir(alpha)",
-    "source": "each client's images from one of several data sets, A+B",
-    "uneven": "dirichlet without rare classes, and no client has all classes",
-}
 _DRAWS = 200
-_HINTS = {
-    "dirichlet": "fewer clients, or a larger alpha",
-    "pathological": "fewer clients, or fewer classes_per_client",
-    "quantity": "fewer clients, or a larger alpha",
-    "shots": "fewer clients, ways or shots",
-    "uneven": "fewer clients, or a larger alpha",
-}
-
 Indices = NDArray[np.int64]
+Sources = NDArray[np.int64] | None
 
 
 @dataclass(frozen=True)
@@ -80,11 +69,7 @@ class Partition:
     min_client_samples: int = 2
 
     def __post_init__(self) -> None:
-        if self.scheme not in PARTITIONS:
-            plain = self.scheme.partition(":")[0]
-            raise UsageError(
-                "partition", expected="a known scheme", got=self.scheme, hint=near_names(plain, PARTITIONS)
-            )
+        known(PARTITIONS, self.scheme, "partition")
         if self.clients < 1:
             raise UsageError("clients", expected="1 or more", got=self.clients)
         if not 0 < self.alpha < 1e6:
@@ -113,23 +98,8 @@ def partition(
     chosen = np.arange(len(labels))
     if spec.only:
         chosen = np.sort(np.random.default_rng(seed).choice(len(labels), spec.only, replace=False))
-    classes = len(np.unique(labels[chosen]))
-    if spec.scheme == "pathological" and spec.classes_per_client > classes:
-        raise UsageError(
-            "classes_per_client", expected=f"up to {classes}, the data's classes", got=spec.classes_per_client
-        )
-    if spec.scheme == "source":
-        sources = _several(sources, spec)[chosen]
-    return [chosen[part] for part in _divide(labels[chosen], spec, seed, sources)]
-
-
-def _several(sources: NDArray[np.int64] | None, spec: Partition) -> NDArray[np.int64]:
-    many = 1 if sources is None else int(sources.max()) + 1
-    if sources is None or many < 2:
-        raise UsageError("partition source", expected="several data sets", got="one", hint="--data A+B")
-    if many > spec.clients:
-        raise UsageError("partition source", expected=f"a client for each of {many} data sets", got=spec.clients)
-    return sources
+    taken = None if sources is None else sources[chosen]
+    return [chosen[part] for part in _divide(labels[chosen], taken, spec, seed)]
 
 
 def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -154,16 +124,14 @@ def unlabel(labels: NDArray[np.int64], rate: float, seed: int) -> NDArray[np.int
     return known
 
 
-def _divide(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDArray[np.int64] | None) -> list[Indices]:
-    problem = ""
+def _divide(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
+    problem, scheme = "", PARTITIONS[spec.scheme]
     for draw in range(_DRAWS):
         try:
-            parts = _draw(labels, spec, seed + draw * 1_000_003, sources)
+            parts = scheme.draw(labels, sources, spec, seed + draw * 1_000_003)
         except ValueError as error:  # flwr-datasets' word for a draw it could not make
             problem = str(error)
             continue
-        if spec.scheme == "uneven":
-            parts = [_drop_rare(part, labels, spec.min_samples) for part in parts]
         if any(len(part) < spec.min_client_samples for part in parts):
             problem = f"a client with fewer than {spec.min_client_samples} samples"
         elif any(len(np.unique(labels[part])) < spec.min_classes for part in parts):
@@ -174,7 +142,7 @@ def _divide(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDAr
         f"cannot divide {len(labels)} images over {spec.clients} clients ({spec.scheme})",
         expected=f"at least {_count(spec.min_classes)} classes for every client, and {spec.min_client_samples} samples",
         got=problem,
-        hint=_HINTS.get(spec.scheme, "fewer clients"),
+        hint=scheme.hint,
     )
 
 
@@ -182,30 +150,23 @@ def _count(number: int) -> str:
     return {1: "one", 2: "two", 3: "three"}.get(number, str(number))
 
 
-def _draw(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDArray[np.int64] | None) -> list[Indices]:
-    if spec.scheme == "quantity":
-        return _draw_quantity(len(labels), spec, np.random.default_rng(seed))
-    if spec.scheme == "source":
-        return _draw_sources(sources, spec, np.random.default_rng(seed))
-    if spec.scheme == "shots":
-        return _draw_shots(labels, spec, np.random.default_rng(seed))
-    import datasets
+Draw = Callable[[NDArray[np.int64], Sources, Partition, int], list[Indices]]
 
-    flwr = _flower()
-    table = datasets.Dataset.from_dict({"index": np.arange(len(labels)), "label": labels})
-    if spec.scheme == "iid":
-        chosen = flwr.IidPartitioner(spec.clients)
-        table = table.shuffle(seed=seed)
-    elif spec.scheme == "pathological":
-        chosen = flwr.PathologicalPartitioner(spec.clients, "label", spec.classes_per_client, seed=seed)
-    else:
-        chosen = flwr.DirichletPartitioner(
-            spec.clients, "label", spec.alpha, min_partition_size=spec.min_client_samples, seed=seed
-        )
-    chosen.dataset = table
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns at each draw it makes again; an impossible one is an error below
-        return [np.asarray(chosen.load_partition(client)["index"], dtype=np.int64) for client in range(spec.clients)]
+
+def _by_flower(make: Callable[[ModuleType, Partition, int], Any], *, shuffled: bool = False) -> Draw:
+    """A draw by one of `flwr-datasets`' partitioners."""
+
+    def draw(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
+        import datasets
+
+        chosen = make(_flower(), spec, seed)
+        table = datasets.Dataset.from_dict({"index": np.arange(len(labels)), "label": labels})
+        chosen.dataset = table.shuffle(seed=seed) if shuffled else table
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns at each draw it makes again; an impossible one is an error
+            return [np.asarray(chosen.load_partition(n)["index"], dtype=np.int64) for n in range(spec.clients)]
+
+    return draw
 
 
 def _flower() -> ModuleType:
@@ -222,16 +183,20 @@ def _flower() -> ModuleType:
         vars(sys.modules["flwr_datasets"]).pop("visualization", None)  # whoever wants the charts can still have them
 
 
-def _draw_quantity(samples: int, spec: Partition, rng: np.random.Generator) -> list[Indices]:
+def _draw_quantity(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
     """A shuffled whole, cut at a Dirichlet draw's proportions."""
+    samples, rng = len(labels), np.random.default_rng(seed)
     cuts = np.cumsum(rng.dirichlet([spec.alpha] * spec.clients))[:-1] * samples
     return np.split(rng.permutation(samples), np.rint(cuts).astype(np.int64))
 
 
-def _draw_sources(sources: NDArray[np.int64] | None, spec: Partition, rng: np.random.Generator) -> list[Indices]:
+def _draw_sources(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
     """Client n has an even part of the source n, counted round and round."""
-    assert sources is not None
-    many = int(sources.max()) + 1
+    many, rng = 1 if sources is None else int(sources.max()) + 1, np.random.default_rng(seed)
+    if sources is None or many < 2:
+        raise UsageError("partition source", expected="several data sets", got="one", hint="--data A+B")
+    if many > spec.clients:
+        raise UsageError("partition source", expected=f"a client for each of {many} data sets", got=spec.clients)
     parts: list[Indices] = [np.zeros(0, np.int64)] * spec.clients
     for source in range(many):
         theirs = range(source, spec.clients, many)
@@ -241,8 +206,9 @@ def _draw_sources(sources: NDArray[np.int64] | None, spec: Partition, rng: np.ra
     return parts
 
 
-def _draw_shots(labels: NDArray[np.int64], spec: Partition, rng: np.random.Generator) -> list[Indices]:
+def _draw_shots(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
     """Each client's classes and samples; a class that runs out is a ValueError."""
+    rng = np.random.default_rng(seed)
     left = {int(j): rng.permutation(np.flatnonzero(labels == j)) for j in np.unique(labels)}
     low, high = max(spec.ways - spec.ways_spread, min(2, len(left))), min(spec.ways + spec.ways_spread, len(left))
     if low > high:
@@ -267,3 +233,70 @@ def _drop_rare(part: Indices, labels: NDArray[np.int64], min_samples: int) -> In
     if kept.all():
         kept[int(np.argmin(counts))] = False
     return part[kept[labels[part]]]
+
+
+# ── the schemes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_draw_iid = _by_flower(lambda flwr, spec, seed: flwr.IidPartitioner(spec.clients), shuffled=True)
+_draw_dirichlet = _by_flower(
+    lambda flwr, spec, seed: flwr.DirichletPartitioner(
+        spec.clients, "label", spec.alpha, min_partition_size=spec.min_client_samples, seed=seed
+    )
+)
+_draw_by_classes = _by_flower(
+    lambda flwr, spec, seed: flwr.PathologicalPartitioner(spec.clients, "label", spec.classes_per_client, seed=seed)
+)
+
+
+def _draw_pathological(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
+    classes = len(np.unique(labels))
+    if spec.classes_per_client > classes:
+        raise UsageError(
+            "classes_per_client", expected=f"up to {classes}, the data's classes", got=spec.classes_per_client
+        )
+    return _draw_by_classes(labels, sources, spec, seed)
+
+
+def _draw_uneven(labels: NDArray[np.int64], sources: Sources, spec: Partition, seed: int) -> list[Indices]:
+    drawn = _draw_dirichlet(labels, sources, spec, seed)
+    return [_drop_rare(part, labels, spec.min_samples) for part in drawn]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to divide.
+
+    Attributes:
+        summary: for `lab list`.
+        draw: indices for each client, of labels, sources, a `Partition` and a seed; a ValueError where this seed gives
+            none.
+        hint: what to try where no seed does.
+    """
+
+    summary: str
+    draw: Draw
+    hint: str = "fewer clients"
+
+
+_ALPHA = "fewer clients, or a larger alpha"
+_CLASSES, _SHOTS = "fewer clients, or fewer classes_per_client", "fewer clients, ways or shots"
+PARTITIONS: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "iid": Scheme("the same mix of classes for every client", _draw_iid),
+        "dirichlet": Scheme("each class spread over the clients by Dir(alpha)", _draw_dirichlet, _ALPHA),
+        "pathological": Scheme(
+            "a fixed number of classes for each client",
+            _draw_pathological,
+            "fewer clients, or fewer classes_per_client",
+        ),
+        "shots": Scheme(
+            "ways ± ways_spread classes for each client, shots samples of each",
+            _draw_shots,
+            "fewer clients, ways or shots",
+        ),
+        "quantity": Scheme("the same mix of classes, sizes by Dir(alpha)", _draw_quantity, _ALPHA),
+        "source": Scheme("each client's images from one of several data sets, A+B", _draw_sources),
+        "uneven": Scheme("dirichlet without rare classes, and no client has all classes", _draw_uneven, _ALPHA),
+    }
+)

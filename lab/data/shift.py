@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known
 from protofleet.edge_client.data import LocalData
 
 __all__ = ["CORRUPTIONS", "SHIFTS", "check_shift", "shifted"]
@@ -70,8 +71,7 @@ def check_shift(shift: str, severity: int) -> None:
     """Raises:
     UsageError: unknown shift, or a severity that is not 1 to 5.
     """
-    if shift not in SHIFTS:
-        raise UsageError("shift", expected="a known shift", got=shift, hint=near_names(shift, SHIFTS))
+    known(SHIFTS, shift, "shift")
     if not 1 <= severity <= 5:
         raise UsageError("severity", expected="1 to 5", got=severity)
 

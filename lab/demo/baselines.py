@@ -4,10 +4,15 @@ The fleet's figures come from its processes: each device's `history.jsonl` and `
 the head that the broker retains. Three baselines are computed here (docs/accuracy.md):
 
 - *public images alone*: ridge regression on the public images' features. The maker of the bundle could answer this.
+  There is no such figure where the backbone was trained on other data.
 - *a device alone*: the same devices from the same bundles, with the same seeds and the same number of epochs, without
   the others. For a method that trains nothing, each device is a fleet of its own.
 - *pooled ridge*: ridge regression on all devices' features in one matrix. It is the ceiling of FFC, and FFC must equal
   it.
+- *other ways*: what the fleet would answer with more or fewer bytes, by the same photos over the same backbone. Only
+  for a method that trains nothing.
+
+For these the features of all images are computed once.
 
 Each device reports a fourth one itself, *bundle as shipped*, in its log and its history.
 """
@@ -15,6 +20,7 @@ Each device reports a fourth one itself, *bundle as shipped*, in its log and its
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.bundle.uplink_bytes import rungs
 from protofleet.contract.errors import LinkError
 from protofleet.contract.heads.ridge import Ridge, solve
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import closing_method, method
-from protofleet.contract.methods.ffc import ridge_of
+from protofleet.contract.methods.ffc import agreed_projection, ridge_of
 from protofleet.contract.mqtt.link import Address, Link, Received
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.contract.wire import topics
@@ -48,6 +55,7 @@ __all__ = [
     "Beside",
     "Comparison",
     "Evidence",
+    "OtherWay",
     "Shown",
     "baselines",
     "compare",
@@ -58,6 +66,9 @@ __all__ = [
 ]
 
 Float64 = NDArray[np.float64]
+_THREADS = 4  # at most
+_ONE_ROUND = Course(rounds=1, calibrate=False)
+_OTHER_WAYS = ("ncm", "fedcof groups=1", "ffc project=256", "ffc discriminant project=256", "ffc", "ffc discriminant")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +109,28 @@ class Shown:
 
     Attributes:
         rows: rows of the test images.
-        public, alone, fleet: answered class numbers, one for each image.
+        public, alone, fleet: answered class numbers, one for each image; `public` is None without public images.
     """
 
     rows: NDArray[np.int64]
-    public: NDArray[np.int64]
+    public: NDArray[np.int64] | None
     alone: NDArray[np.int64]
     fleet: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OtherWay:
+    """A way that trains nothing, over the same features.
+
+    Attributes:
+        name: as `protofleet advise` has it.
+        right: share of the test images that the fleet would answer right.
+        uplink_bytes: largest contribution of a device that holds every class.
+    """
+
+    name: str
+    right: float
+    uplink_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,18 +138,21 @@ class Beside:
     """The baselines.
 
     Attributes:
-        public: (devices, N) answers to the test images by the public images alone, over each device's backbone.
+        public: (devices, N) answers to the test images by the public images alone, over each device's backbone; None
+            without public images.
         pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
         records: local-only rounds; empty for a method that trains nothing.
         alone: each device's evaluation without the others. `Method.alone_way` names the answer that counts.
         shown: the first device's answers about a few images, alone and with the fleet.
+        others: the other ways, fewest bytes first; none for a method that trains.
     """
 
-    public: NDArray[np.int64]
+    public: NDArray[np.int64] | None
     pooled: Comparison | None
     records: list[RoundRecord]
     alone: list[Evaluation]
     shown: Shown
+    others: list[OtherWay]
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -134,7 +163,8 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: float = 15.0) -> Float64:
-    """The head (C, D) as any device receives it: from the retained global state on the broker.
+    """The head (C, D) as any device receives it: from the retained global state on the broker. It is (C, D') where
+    features are projected.
 
     Raises:
         LinkError: no head arrives in time.
@@ -150,7 +180,9 @@ def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: fl
             part = decode(event.payload)
             state = collector.add(part) if isinstance(part, GlobalPart) else None
             if state is not None and state.head is not None:
-                return state.head.dense(manifest.classes, manifest.features)[0]
+                closing = closing_method()
+                width = closing.row_width(closing.resolved_in(manifest.hyper), manifest.features)
+                return state.head.dense(manifest.classes, width)[0]
     finally:
         link.close()
     raise LinkError(
@@ -158,14 +190,17 @@ def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: fl
     )
 
 
-def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge: Ridge) -> Float64:
-    """Direct ridge regression of one-hot labels on unit features: W (C, D).
+def ridge_head(
+    features: Float64, labels: NDArray[np.int64], classes: int, ridge: Ridge, project: Float64 | None = None
+) -> Float64:
+    """Direct ridge regression of one-hot labels on unit features: W (C, D), or (C, D') where they are projected.
 
     Args:
         features: (N, D) float64.
         ridge: λ in units of trace(ZᵀZ)/D, as FFC's hyper-parameter gives it; `auto` chooses it from these features.
+        project: (D, D') that unit features are projected by; None for none.
     """
-    z = unit_rows(features)  # (N, D)
+    z = _projected(unit_rows(features), project)
     gram, width = z.T @ z, z.shape[1]
     if ridge == "auto":
         sums = FeatureGram.of(z, labels, classes)
@@ -175,20 +210,32 @@ def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge
     return np.asarray(np.linalg.solve(gram + penalty, z.T @ onehot).T)
 
 
-def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, ridge: Ridge) -> Comparison:
-    """Solve the pooled problem over the bundle's extractor, and compare `head` with it."""
-    extractor = Extractor(bundle, bundle.params)
-    pooled = np.concatenate([extractor.features(share.x) for share in shares]).astype(np.float64)
+def compare(head: Float64, manifest: Manifest, shares: Sequence[LocalData], test: LocalData) -> Comparison:
+    """Solve the pooled problem over the bundle's extractor, and compare `head` with it.
+
+    Args:
+        shares, test: features (N, D) in place of images.
+    """
+    hyper = closing_method().resolved_in(manifest.hyper)
+    project = agreed_projection(manifest.features, hyper)
+    pooled = np.concatenate([share.x for share in shares]).astype(np.float64)
     labels = np.concatenate([share.y for share in shares])
-    best = ridge_head(pooled, labels, bundle.manifest.classes, ridge)
-    unseen = extractor.features(test.x).astype(np.float64)
+    best = ridge_head(pooled, labels, manifest.classes, ridge_of(hyper), project)
+    unseen = _projected(test.x.astype(np.float64), project)
     answers, received = (np.asarray((unseen @ w.T).argmax(axis=1), dtype=np.int64) for w in (best, head))
     error = float(np.linalg.norm(head - best) / np.linalg.norm(best))
     return Comparison(error, int((answers == received).sum()), answers)
 
 
-def public_answers(bundle: Bundle, images: Images) -> NDArray[np.int64]:
-    """Answers (N,) to the test images by the public images alone, which know only their own classes."""
+def _projected(z: Float64, project: Float64 | None) -> Float64:
+    return z if project is None else np.asarray(z @ project)
+
+
+def public_answers(bundle: Bundle, images: Images) -> NDArray[np.int64] | None:
+    """Answers (N,) to the test images by the public images alone, which know only their own classes; None where there
+    are none."""
+    if images.public is None:
+        return None
     extractor = Extractor(bundle, bundle.params)
     features, asked = (
         unit_rows(extractor.features(part.x).astype(np.float64)) for part in (images.public, images.test)
@@ -217,10 +264,12 @@ def baselines(
         on_round: called with the number of rounds that local training has done.
     """
     bundle, test, row = bundles[0], images.test, method(bundles[0].manifest.method)
-    ridge = ridge_of(closing_method().resolved_in(bundle.manifest.hyper))
-    pooled = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
     answers = {one.sha256: public_answers(one, images) for one in bundles}
-    public = np.stack([answers[one.sha256] for one in bundles])
+    each = [found for one in bundles if (found := answers[one.sha256]) is not None]
+    public = np.stack(each) if each else None
+    held, asked = ([], test) if row.trains and evidence.head is None else _features(bundle, shares, test)
+    pooled = None if evidence.head is None else compare(evidence.head, bundle.manifest, held, asked)
+    others = [] if row.trains else other_ways(bundle, held, asked)
     if row.trains:
         local = local_only(
             bundles,
@@ -234,19 +283,44 @@ def baselines(
         device, records, alone = local.devices[0], local.records, local.evaluations
         knowledge = Knowledge(device.state(), device.own_means(), None, rounds)
     else:
-        course = Course(rounds=1, calibrate=False)
-        fleets_of_one = [simulate(bundle, [share], test, course) for share in shares]
+        fleets_of_one = [simulate(bundle, [share], asked, _ONE_ROUND) for share in held]
         records, alone = [], [one.evaluations[0] for one in fleets_of_one]
         knowledge = Knowledge(state=fleets_of_one[0].state)
     way = closing_method().way if evidence.head is not None else row.way
-    return Beside(public, pooled, records, alone, _shown(bundle, knowledge, states[0], public[0], images, way))
+    shown = _shown(bundle, knowledge, states[0], None if public is None else public[0], images, way)
+    return Beside(public, pooled, records, alone, shown, others)
 
 
-def _shown(bundle: Bundle, alone: Knowledge, state: Path, public: NDArray[np.int64], images: Images, way: str) -> Shown:
+def other_ways(bundle: Bundle, shares: Sequence[LocalData], test: LocalData) -> list[OtherWay]:
+    """What a fleet would answer by ways that train nothing, fewest bytes first.
+
+    Args:
+        shares, test: features (N, D) in place of images.
+    """
+    found = []
+    for rung in rungs(bundle.manifest):
+        if rung.name in _OTHER_WAYS and rung.uplink_bytes is not None:
+            (*_, told) = simulate(rung.of_bundle(bundle), shares, test, _ONE_ROUND).evaluations
+            found.append(OtherWay(rung.name, told.all_classes[rung.method.way], rung.uplink_bytes))
+    return found
+
+
+def _features(bundle: Bundle, shares: Sequence[LocalData], test: LocalData) -> tuple[list[LocalData], LocalData]:
+    """The features (N, D) of all images, by the bundle's extractor."""
+    threads = min(_THREADS, os.cpu_count() or 1)
+    extractor = Extractor(bundle, bundle.params, threads)
+    *held, asked = (LocalData(extractor.features(part.x), part.y) for part in (*shares, test))  # type: ignore[arg-type]
+    return held, asked
+
+
+def _shown(
+    bundle: Bundle, alone: Knowledge, state: Path, public: NDArray[np.int64] | None, images: Images, way: str
+) -> Shown:
     """The first device's answers to the first test image of each class: alone, and with its state directory, as
     `protofleet predict --state` answers."""
     rows = np.array([int(np.flatnonzero(images.test.y == number)[0]) for number in np.unique(images.test.y)])
     own = Predictor(bundle, alone, way=method(bundle.manifest.method).alone_way(bundle.manifest.head))
     _, kept, _ = Knowledge.of_state(state)
     x = images.test.x[rows]
-    return Shown(rows, public[rows], own(x).classes, Predictor(bundle, kept, way=way)(x).classes)
+    told, now = own(x).classes, Predictor(bundle, kept, way=way)(x).classes
+    return Shown(rows, None if public is None else public[rows], told, now)

@@ -29,7 +29,7 @@ _WAYS = (
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The HTML page of a demo's summary (schema `protofleet.demo/3`).
+    """The HTML page of a demo's summary (schema `protofleet.demo/4`).
 
     Raises:
         UsageError: jinja2 is not installed.
@@ -37,7 +37,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
     row = method(summary["method"])
     best = "federated" if row.global_rows and not row.closes_runs else "closing"
     everything = summary["accuracy"]["all_classes"]
-    before = max(("local_only", "public_alone"), key=lambda way: everything[way])
+    known = [way for way in ("local_only", "public_alone") if everything[way] is not None]
+    before = max(known, key=lambda way: everything[way])
     view = {
         "s": summary,
         "ways": [(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
@@ -49,6 +50,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
         "won": everything[best] > everything[before],
         "before": before,
         "held": max(sum(count > 0 for count in device["samples_per_class"]) for device in summary["devices"]),
+        "has_public": "public_alone" in known,
         "known": [label for label in summary["labels"] if label not in summary["new_labels"]],
         "closing": row.closes_runs,
         "sent": row.sends,
@@ -74,7 +76,8 @@ def _charts(s: Mapping[str, Any]) -> dict[str, str]:
 
 def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
     rows, everything = [], s["accuracy"]["all_classes"]
-    for part, heading in (("new_classes", "On classes that are new"), ("all_classes", "On all classes")):
+    new = "On classes that are new" if everything["public_alone"] is not None else "On classes that a device lacks"
+    for part, heading in (("new_classes", new), ("all_classes", "On all classes")):
         section = heading
         for key, kind, label in _ways(s):
             points = [device["accuracy"][part][key] for device in s["devices"]]
@@ -110,7 +113,8 @@ def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 
 
 def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    available = {"federated": not method(s["method"]).closes_runs, "closing": _calibrated(s)}
+    public = s["accuracy"]["all_classes"]["public_alone"] is not None
+    available = {"public_alone": public, "federated": not method(s["method"]).closes_runs, "closing": _calibrated(s)}
     return [way for way in _WAYS if available.get(way[0], True)]
 
 

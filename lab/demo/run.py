@@ -1,9 +1,10 @@
 """`protofleet demo`: a fleet of processes answers what none of its devices could, on real images, over a real broker.
 
-1. Take the shipped bundle and images, which needs only numpy (`lab/demo/shipped.py`). If the options need another
-   bundle, go *from scratch*: load the data, pretrain the backbone on the public images, export it
+1. Take a shipped bundle and its images. Where the extra `photos` is installed these are colour photos of hands
+   (`lab/demo/photos.py`), else a part of Fashion-MNIST (`lab/demo/shipped.py`); neither needs torch. If the options
+   need another bundle, go *from scratch*: load the data, pretrain the backbone on the public images, export it
    (`lab/demo/from_scratch.py`). Several backbones are assigned to the devices in turn.
-2. Deal the devices' images: a few classes each (`lab/demo/story.py`).
+2. Deal the devices' images: a few classes each (`lab/demo/story.py`). A device gets photos as a folder of files.
 3. Start a broker, an aggregator and one client per device, each a process of its own. Follow them by the aggregator's
    `--json` and each device's `history.jsonl` alone.
 4. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
@@ -25,21 +26,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
+from protofleet.contract.bundle.shipped_extractor import has_photos, photos_bundle
+from protofleet.contract.console.logs import told
 from protofleet.contract.errors import LinkError, UsageError
+from protofleet.contract.extras import install_command
 from protofleet.contract.methods import DEFAULT, method
 from protofleet.edge_client.data import LocalData
 from protofleet.export.backbones.backbone_names import check_backbone_name
 from protofleet.hw_profiles.reports.page import check_pages
 from protofleet.lab.demo.baselines import Evidence, baselines, read_history, received_head
+from protofleet.lab.demo.photos import PHOTO_DATA, draw, photo_bundle, read_photos
 from protofleet.lab.demo.prerequisites import check_there, fresh_directory
 from protofleet.lab.demo.processes import Fleet, check_port, free_port, wait_for_port
 from protofleet.lab.demo.report import render_report
 from protofleet.lab.demo.shipped import BACKBONE, BUNDLE, DATA, METHOD, read_images, shipped_bundle
-from protofleet.lab.demo.story import Images, Prepared, deal
+from protofleet.lab.demo.story import Images, Prepared, dealt_rows
 from protofleet.lab.demo.summary import summarise_run
 from protofleet.lab.reporting.progress import Part, Stage, stage
+from protofleet.lab.workers.workers import limited_threads
 
 __all__ = ["Demo", "run_demo"]
 
@@ -55,8 +62,9 @@ class Demo:
 
     Attributes:
         rounds: None for the method's default.
+        data: None for the shipped photos where their extractor is installed, and for Fashion-MNIST elsewhere.
         port: port of the broker; 0 for any free one.
-        backbone: one name, or several, comma-separated, assigned to the devices in turn.
+        backbone: one name, or several, comma-separated, assigned to the devices in turn; None for what is shipped.
         verbose: print each command that is started, and start it with `-v`.
         input_shape: (H, W, c) to resize images to; None for their own shape.
         scratch: pretrain and export a bundle even where the shipped one would do.
@@ -65,25 +73,37 @@ class Demo:
     clients: int = 5
     rounds: int | None = None
     method: str = METHOD
-    data: str = DATA
+    data: str | None = None
     out: Path = Path("protofleet-demo")
     seed: int = 0
     port: int = 0
-    backbone: str = BACKBONE
+    backbone: str | None = None
     verbose: bool = False
     input_shape: tuple[int, int, int] | None = None
     scratch: bool = False
 
     @property
+    def on_photos(self) -> bool:
+        """Whether the demo shows photos over the extractor that ships for them, which cannot be trained."""
+        asked = self.data == PHOTO_DATA or (self.data is None and has_photos())
+        fits = (self.scratch, self.backbone, self.input_shape) == (False, None, None)
+        return asked and fits and not method(self.method).trains
+
+    @property
+    def dataset(self) -> str:
+        """The name of the data set, or its path."""
+        return self.data or (PHOTO_DATA if self.on_photos else DATA)
+
+    @property
     def from_scratch(self) -> bool:
         """Whether the demo needs a bundle of its own."""
-        asked = (self.method, self.data, self.backbone, self.input_shape)
-        return self.scratch or asked != (METHOD, DATA, BACKBONE, None)
+        asked = (self.method, self.dataset, self.backbone or BACKBONE, self.input_shape)
+        return not self.on_photos and (self.scratch or asked != (METHOD, DATA, BACKBONE, None))
 
     @property
     def backbones(self) -> list[str]:
         """The backbone of each device."""
-        names = [name.strip() for name in self.backbone.split(",")]
+        names = [name.strip() for name in (self.backbone or BACKBONE).split(",")]
         return [names[number % len(names)] for number in range(self.clients)]
 
     @property
@@ -118,13 +138,20 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
     began, rounds = time.monotonic(), _check(demo)
     out = fresh_directory(demo.out)
     with stage(console) as shown:
-        images, prepared = _from_scratch(demo, out, shown) if demo.from_scratch else _as_shipped(demo, out, shown)
-        shares = deal(images, demo.clients, demo.seed)
+        if demo.data is None and not demo.from_scratch and not demo.on_photos:
+            shown.tell(f"The same on colour photos: {install_command('photos')}")
+        prepare = _from_scratch if demo.from_scratch else _photos if demo.on_photos else _as_shipped
+        images, prepared = prepare(demo, out, shown)
+        rows = dealt_rows(images, demo.clients, demo.seed)
+        shares = [LocalData(images.dealt.x[part], images.dealt.y[part]) for part in rows]
         names = [f"device-{number}" for number in range(1, demo.clients + 1)]
-        _write_shares(out, names, shares, images.test)
+        _write_shares(out, names, shares, rows, images)
         evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
         bundles, states = [p.bundle for p in prepared], [_state(out, name) for name in names]
-        with shown.part("baselines", "what each knows alone, and pooled", rounds + 1) as part:
+        for state in states:
+            shutil.rmtree(state / "images", ignore_errors=True)  # decoded, which a device keeps for its next start
+        text = "what each knows alone, and pooled"
+        with shown.part("baselines", text, rounds + 1) as part, limited_threads(1):  # of BLAS: its matrices are small
             beside = baselines(bundles, names, shares, images, evidence, rounds, states, on_round=part.at)
     summary = summarise_run(
         method=method(demo.method).name,
@@ -133,6 +160,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
         prepared=prepared,
         names=names,
         shares=shares,
+        rows=rows,
         rounds=rounds,
         evidence=evidence,
         beside=beside,
@@ -172,8 +200,10 @@ def _check(demo: Demo) -> int:
 
 def _check_packages(demo: Demo) -> None:
     """Check for the packages beyond the base install, before anything starts."""
-    check_pages()
+    check_pages("demo")
     check_there("iotcore", "the demo's broker", "demo")
+    if demo.on_photos:
+        photos_bundle()
     for package in ("torch", "torchvision", "onnx", "onnxscript") if demo.from_scratch else ():
         check_there(package, "a bundle from scratch, which these options ask for", "all")
 
@@ -188,22 +218,44 @@ def _as_shipped(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepa
         return read_images(), [prepared] * demo.clients
 
 
+def _photos(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:
+    """The shipped photos, and a bundle of the extractor for them for every device."""
+    with shown.part("loading", "the extractor for photos, and photos of hands") as part:
+        photos = read_photos()
+        prepared = photo_bundle(photos.labels, demo.method, out / BUNDLE.name)
+        part.say(f"{prepared.path.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
+        return draw(photos, prepared.bundle.manifest.input_shape, demo.seed), [prepared] * demo.clients
+
+
 def _from_scratch(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:
     """Images of any data set, and a bundle for each backbone. Only this function loads torch."""
     from protofleet.lab.data.datasets import load_dataset
     from protofleet.lab.demo.from_scratch import divided, prepare
 
-    with shown.part("loading", "loading " + demo.data) as part:
-        images = divided(load_dataset(demo.data, demo.input_shape, log=part.tell), seed=demo.seed)
+    with shown.part("loading", "loading " + demo.dataset) as part, told(part.tell):
+        source = demo.dataset
+        if source == PHOTO_DATA:
+            read_photos().write(out / "devices" / source)  # as a folder, which is what the lab reads
+            source = str(out / "devices" / source)
+        images = divided(load_dataset(source, demo.input_shape), seed=demo.seed)
     return images, prepare(demo.backbones, images, demo.method, out, seed=demo.seed, shown=shown)
 
 
-def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], test: LocalData) -> None:
-    for name, share in zip(names, shares, strict=True):
+def _write_shares(
+    out: Path, names: Sequence[str], shares: Sequence[LocalData], rows: Sequence[NDArray[np.int64]], images: Images
+) -> None:
+    """Each device's images and the test images: photos as files in class folders, others as arrays."""
+    for name, share, part in zip(names, shares, rows, strict=True):
         directory = out / "devices" / name
         directory.mkdir(parents=True)
-        np.savez(directory / "train.npz", x=share.x, y=share.y)
-    np.savez(out / "devices" / "test.npz", x=test.x, y=test.y)
+        if images.files is None:
+            np.savez(directory / "train.npz", x=share.x, y=share.y)
+        else:
+            images.files[0].take(part).write(directory / "photos")
+    if images.files is None:
+        np.savez(out / "devices" / "test.npz", x=images.test.x, y=images.test.y)
+    else:
+        images.files[1].write(out / "devices" / "test")
 
 
 def _run_fleet(
@@ -224,7 +276,7 @@ def _run_fleet(
         named = ["--method", demo.method] if ":" in demo.method else []  # a class that is not installed
         fleet.start("aggregator", ["aggregate", *common, *named, *_aggregate_options(demo, rounds, prepared, out)])
         for name, theirs in zip(names, prepared, strict=True):
-            own = ["--bundle", str(theirs.path), *_client_options(out, name)]
+            own = ["--bundle", str(theirs.path), *_client_options(out, name, demo.on_photos)]
             fleet.start(name, ["client", "--until-finished", *common, *named, *own])
         _follow(fleet, names, out, part)
         head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.closes else None
@@ -248,9 +300,10 @@ def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], ou
     return [*bundles, *files, *course, "--calibrate" if demo.calibrates else "--no-calibrate"]
 
 
-def _client_options(out: Path, name: str) -> list[str]:
+def _client_options(out: Path, name: str, is_folder: bool) -> list[str]:
     home = out / "devices" / name
-    data = ["--data", str(home / "train.npz"), "--test", str(out / "devices" / "test.npz")]
+    train, test = ("photos", "test") if is_folder else ("train.npz", "test.npz")
+    data = ["--data", str(home / train), "--test", str(out / "devices" / test)]
     return [*data, "--id", name, "--state", str(_state(out, name)), "--json", str(home / "client.json")]
 
 

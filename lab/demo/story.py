@@ -1,6 +1,7 @@
 """The demo's images: the public ones, those of each device, and the test images.
 
 1. *Public* images show only every other class. The bundle's backbone is pretrained on them, and no device gets one.
+   The colour photos (`photos.py`) have none: their extractor comes with a package.
 2. Each device *holds* a few classes, and every class is on some device. So neither the maker of the bundle nor any
    device has seen all classes.
 3. All devices are tested on the *test* images of all classes.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +27,16 @@ from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.errors import DataError
 from protofleet.edge_client.data import LocalData
 
+if TYPE_CHECKING:
+    from protofleet.lab.demo.photos import PhotoFiles
+
 __all__ = [
     "DEALT_PER_CLASS",
     "PUBLIC_PER_CLASS",
     "Images",
     "Prepared",
     "deal",
+    "dealt_rows",
     "held_classes",
     "public_classes",
     "rows_of",
@@ -49,18 +55,22 @@ class Images:
     Attributes:
         name: name of the data set.
         labels: C class names.
-        public: images of `public_classes` for the pretraining of the backbone.
+        public: images of `public_classes` for the pretraining of the backbone; None where it was trained elsewhere.
         dealt: images that are divided over the devices.
         test: test images of all classes.
         unused: training images that are neither public nor dealt.
+        held_share: share of the classes that a device holds, where that leaves no class without a device.
+        files: the files that `dealt` and `test` were decoded from; None where they are arrays.
     """
 
     name: str
     labels: tuple[str, ...]
-    public: LocalData
+    public: LocalData | None
     dealt: LocalData
     test: LocalData
     unused: int
+    held_share: float = _HELD_SHARE
+    files: tuple[PhotoFiles, ...] | None = None
 
     @property
     def classes(self) -> int:
@@ -75,7 +85,9 @@ class Images:
 
     @property
     def new(self) -> NDArray[np.bool_]:
-        """(C,) mask of the classes that the public images do not show."""
+        """(C,) mask of the classes that the public images do not show: all, where there are none."""
+        if self.public is None:
+            return np.ones(self.classes, dtype=bool)
         return ~np.isin(np.arange(self.classes), public_classes(self.classes))
 
 
@@ -113,13 +125,13 @@ def rows_of(labels: NDArray[np.int64], classes: int, seed: int, name: str) -> tu
     return np.sort(np.concatenate(public)), np.sort(np.concatenate(dealt))
 
 
-def held_classes(classes: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
+def held_classes(classes: int, devices: int, seed: int, share: float = _HELD_SHARE) -> list[NDArray[np.int64]]:
     """The classes that each device holds.
 
     All hold the same number: three of ten, or more where that is needed for every class to be on some device. It is
     never all of them.
     """
-    per_device = max(2, round(_HELD_SHARE * classes), -(-classes // devices))
+    per_device = max(2, round(share * classes), -(-classes // devices))
     per_device = min(per_device, classes - 1)
     order = np.random.default_rng(seed).permutation(classes)
     around = np.resize(order, devices * per_device)  # (devices · each,) the order again and again
@@ -127,14 +139,19 @@ def held_classes(classes: int, devices: int, seed: int) -> list[NDArray[np.int64
 
 
 def deal(images: Images, devices: int, seed: int) -> list[LocalData]:
-    """Each device's images. Every class is divided evenly over the devices that hold it.
+    """Each device's images, as `dealt_rows` divides them."""
+    return [LocalData(images.dealt.x[rows], images.dealt.y[rows]) for rows in dealt_rows(images, devices, seed)]
+
+
+def dealt_rows(images: Images, devices: int, seed: int) -> list[NDArray[np.int64]]:
+    """Rows of the dealt images, rising, for each device. Every class is divided evenly over the devices that hold it.
 
     With one device only, there are classes that no device holds. They are not dealt.
 
     Raises:
         DataError: a device would have no image of one of its classes.
     """
-    held_by_device = held_classes(images.classes, devices, seed)
+    held_by_device = held_classes(images.classes, devices, seed, images.held_share)
     rng = np.random.default_rng(seed)
     parts: list[list[NDArray[np.int64]]] = [[] for _ in held_by_device]
     for number in range(images.classes):
@@ -149,5 +166,4 @@ def deal(images: Images, devices: int, seed: int) -> list[LocalData]:
             )
         for owner, part in zip(owners, np.array_split(rows, max(len(owners), 1)), strict=False):
             parts[owner].append(part)
-    shares = [np.sort(np.concatenate(part)) for part in parts]
-    return [LocalData(images.dealt.x[share], images.dealt.y[share]) for share in shares]
+    return [np.sort(np.concatenate(part)) for part in parts]

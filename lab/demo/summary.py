@@ -1,9 +1,10 @@
-"""`summary.json`, schema `protofleet.demo/3`: everything the report and the table say, in plain values.
+"""`summary.json`, schema `protofleet.demo/4`: everything the report and the table say, in plain values.
 
 Accuracies are fractions, means over devices. Of the test images, `own_classes` are those of the classes that a device
-holds, `new_classes` those of the classes that the public images do not show, `all_classes` all. By way of answering:
+holds, `new_classes` those of the classes that the public images do not show, or, where there are none, that the device
+does not hold, `all_classes` all. By way of answering:
 
-- `public_alone`: what the public images teach, without any device;
+- `public_alone`: what the public images teach, without any device; null where there are none;
 - `bundle_as_shipped`: what each device says of itself before anything was learned (docs/accuracy.md);
 - `local_only`: what a device that was alone answers (`Method.alone_way`);
 - `federated`: the method's own inference (FedProto's is eq. 2: the nearest of all global prototypes), after the last of
@@ -11,6 +12,8 @@ holds, `new_classes` those of the classes that the public images do not show, `a
 - `closing`: after the closing round, FFC's; of a method that closes runs itself the same as `federated`; null where
   devices have different backbones, or the method has no such round;
 - `pooled_ridge`: all devices' images in one place; null as above.
+
+`other_ways` has what the same photos give for more and for fewer bytes, by ways that train nothing.
 
 docs/methods.md lists the keys that a program may read; the others are for the report.
 """
@@ -29,13 +32,13 @@ from protofleet.contract.methods import Method, closing_method
 from protofleet.contract.methods import method as method_row
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.evaluation import Evaluation
-from protofleet.lab.demo.baselines import Beside, Evidence
-from protofleet.lab.demo.shown_images import shown_images
+from protofleet.lab.demo.baselines import Beside, Comparison, Evidence
+from protofleet.lab.demo.shown_images import held_images, shown_images
 from protofleet.lab.demo.story import Images, Prepared
 
 __all__ = ["SCHEMA", "summarise_run"]
 
-SCHEMA = "protofleet.demo/3"
+SCHEMA = "protofleet.demo/4"
 _PARTS = ("own_classes", "new_classes", "all_classes")
 _TOLD = ("own_classes", "all_classes")  # by the devices themselves
 _WAYS = ("public_alone", "bundle_as_shipped", "local_only", "federated", "closing")
@@ -49,6 +52,7 @@ def summarise_run(
     prepared: Sequence[Prepared],
     names: Sequence[str],
     shares: Sequence[LocalData],
+    rows: Sequence[NDArray[np.int64]],
     rounds: int,
     evidence: Evidence,
     beside: Beside,
@@ -57,15 +61,16 @@ def summarise_run(
 
     Args:
         prepared: what each device started from.
+        rows: of the dealt images, for each device.
     """
     manifest, histories = prepared[0].bundle.manifest, evidence.histories
     row, pooled = method_row(method), beside.pooled
-    parts = zip(names, shares, histories, evidence.clients, beside.alone, beside.public, strict=True)
+    public = [None] * len(names) if beside.public is None else beside.public
+    parts = zip(names, shares, histories, evidence.clients, beside.alone, public, strict=True)
     devices = [_device(*part, row=row, manifest=manifest, images=images) for part in parts]
     accuracy, deviation = _accuracy(devices)
-    pooled_right = {} if pooled is None else _right(_counted(images, pooled.answers), images.new, images.new)
     for part in ("new_classes", "all_classes"):
-        accuracy[part]["pooled_ridge"] = pooled_right.get(part)
+        accuracy[part]["pooled_ridge"] = None if pooled is None else _pooled_right(images, pooled, shares, part)
     summary = {
         "schema": SCHEMA,
         "dataset": images.name,
@@ -89,11 +94,15 @@ def summarise_run(
             "equal_predictions": pooled.equal_predictions,
             "identical_predictions": pooled.equal_predictions == len(images.test),
         },
+        "head_columns": closing_method().row_width(closing_method().resolved_in(manifest.hyper), manifest.features),
         "labels": list(images.labels),
-        "new_labels": [images.labels[number] for number in np.flatnonzero(images.new)],
-        "public_images": len(images.public),
+        "new_labels": [] if images.public is None else [images.labels[number] for number in np.flatnonzero(images.new)],
+        "public_images": 0 if images.public is None else len(images.public),
         "test_images": len(images.test),
-        "shown": shown_images(images, beside.shown),
+        "photos": images.files is not None,
+        "shown": shown_images(images, beside.shown, _new_to(images, shares[0])),
+        "held": held_images(images, rows),
+        "other_ways": [{"way": o.name, "right": o.right, "uplink_bytes": o.uplink_bytes} for o in beside.others],
         "curves": _curves(devices, beside, row.alone_way(manifest.head)),
         "devices": devices,
         "confusion": _confusion(row, row.alone_way(manifest.head), evidence, beside),
@@ -132,12 +141,49 @@ def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared],
     lines += _comparison(summary, row, prepared[0].bundle.manifest) if row.trains else []
     return [
         *lines,
-        f"The story is made: every other class is public, and each device is dealt a few classes. {images.unused:,} "
-        "training images were left unused, so that this takes seconds.",
+        *_exposed(row, prepared[0].bundle.manifest, summary["devices"]),
+        _made(images),
         "One run, one seed, one small data set: differences of a point or two are within the spread.",
         "All processes shared one machine: memory is the peak resident set of a device's process there, no board's. "
         "Bytes are MQTT payloads, without the few bytes of topic and header around them.",
     ]
+
+
+def _exposed(row: Method, manifest: Manifest, devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a matrix of fewer samples than columns shows."""
+    closing = row if row.closes_runs else closing_method()
+    columns = closing.row_width(closing.resolved_in(manifest.hyper), manifest.features)
+    fewest = min(device["samples"] for device in devices)
+    if (
+        not (row.closes_runs or row.trains)
+        or fewest >= columns
+        or closing.mechanism(closing.resolved_in(manifest.hyper))
+    ):
+        return []
+    return [
+        f"A device of {fewest} images sent a matrix of {columns:,} columns. Of so few images it can show which are in "
+        "it: docs/security.md measures that, and says how to send noised or blinded sums."
+    ]
+
+
+def _made(images: Images) -> str:
+    """What the story is not."""
+    told = "The story is made: " + ("" if images.public is None else "every other class is public, and ")
+    left = f" {images.unused:,} training images were left unused, so that this takes seconds." if images.unused else ""
+    return f"{told}each device is dealt a few classes, evenly.{left}"
+
+
+def _new_to(images: Images, share: LocalData) -> NDArray[np.bool_]:
+    """(C,) the classes that the public images do not show; without public images those that the device does not
+    hold."""
+    return share.counts(images.classes) == 0 if images.public is None else images.new
+
+
+def _pooled_right(images: Images, pooled: Comparison, shares: Sequence[LocalData], part: str) -> float | None:
+    """The share of right answers of the pooled solution, mean over devices: what is new may differ between them."""
+    counts = _counted(images, pooled.answers)
+    found = [_right(counts, s.counts(images.classes) > 0, _new_to(images, s)).get(part) for s in shares]
+    return None if None in found else float(np.mean([one for one in found if one is not None]))
 
 
 def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> list[str]:
@@ -182,7 +228,7 @@ def _device(
     history: Sequence[Mapping[str, Any]],
     client: Mapping[str, Any],
     alone: Evaluation,
-    public: NDArray[np.int64],
+    public: NDArray[np.int64] | None,
     *,
     row: Method,
     manifest: Manifest,
@@ -191,14 +237,14 @@ def _device(
     own = [line for line in history if line["method"] == row.name]
     closed = [line for line in history if line["method"] == closing_method().name]
     way, trained = row.way, own if row.trains else []
-    own_classes = share.counts(manifest.classes) > 0
+    own_classes, new = share.counts(manifest.classes) > 0, _new_to(images, share)
     counts = {
-        "public_alone": _counted(images, public),
+        "public_alone": None if public is None else _counted(images, public),
         "local_only": alone.confusion[row.alone_way(manifest.head)],
         "federated": own[-1]["confusion"][way],
         "closing": closed[-1]["confusion"]["linear"] if closed else None,
     }
-    right = {name: _right(table, own_classes, images.new) for name, table in counts.items()}
+    right = {name: _right(table, own_classes, new) for name, table in counts.items()}
     right["bundle_as_shipped"] = {"all_classes": (history[-1]["right"] or {}).get("shipped")}
     return {
         "id": name,
@@ -208,7 +254,7 @@ def _device(
         "extra": {part: dict(trained[-1]["accuracy"][part]) if trained else {} for part in _TOLD},
         "curve": [
             {"round": line["round"], "loss": line.get("loss")}
-            | {part: {"federated": _right(line["confusion"][way], own_classes, images.new)[part]} for part in _PARTS}
+            | {part: {"federated": _right(line["confusion"][way], own_classes, new).get(part)} for part in _PARTS}
             for line in trained
         ],
         "sent": client["contributions"]["sent"],
@@ -343,4 +389,5 @@ def _machine(evidence: Evidence) -> dict[str, Any]:
 def _settings(manifest: Manifest, seed: int, images: Images) -> dict[str, Any]:
     settings: dict[str, Any] = {"method": f"{manifest.method}, head {manifest.head}", "batch": manifest.batch}
     settings |= dict(manifest.hyper)
-    return settings | {"public images": len(images.public), "seed": seed}
+    known = {} if images.public is None else {"public images": len(images.public)}
+    return settings | known | {"seed": seed}

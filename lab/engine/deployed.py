@@ -196,6 +196,7 @@ def simulate(
     return Simulation(records, state, fleet, evaluations)
 
 
+# arguments: the terms of one simulation, by name
 def local_only(
     bundle: Bundle | Sequence[Bundle],
     shares: Sequence[LocalData],

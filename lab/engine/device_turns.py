@@ -24,7 +24,7 @@ from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
 from protofleet.edge_client.device.device import Device
 from protofleet.edge_client.device.evaluation import Evaluation
-from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
+from protofleet.edge_client.training.compiled_graphs import CompiledGraphs, GivenGraphs
 from protofleet.edge_client.training.trainer import Weights
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class Fleet:
     Args:
         bundles: the bundle of each device.
         names: the id of each device.
-        test: images that every device is tested on.
+        shares: the samples of each device: images, or features (N, D) that its bundle's extractor has made already.
+        test: what every device is tested on, of the same kind.
         local_tests: each device's own test samples.
         run: 4 bytes. With a device's name they seed its noise.
         torch: how torch trains the devices; None for their bundles' graphs.
@@ -213,7 +214,9 @@ class Fleet:
     def _compiled(self, place: int) -> CompiledGraphs:
         bundle, torch = self.bundle(place), self._given[-1]
         if bundle.sha256 not in self._graphs:
-            self._graphs[bundle.sha256] = _graphs(bundle, None if torch is None else torch.nets[place])
+            is_given = self._given[2][place].x.ndim == 2
+            net = None if torch is None else torch.nets[place]
+            self._graphs[bundle.sha256] = GivenGraphs(bundle) if is_given else _graphs(bundle, net)
         return self._graphs[bundle.sha256]
 
 

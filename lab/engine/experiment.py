@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.console.logs import told
 from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import DEFAULT, METHODS, Value, closing_method, method
 from protofleet.edge_client.data import LocalData
@@ -186,7 +187,8 @@ def run_experiment(
     """
     if data is None:
         on_text("loading the data")
-        data = load_dataset(experiment.data, experiment.input_shape, log=on_line)
+        with told(on_line):
+            data = load_dataset(experiment.data, experiment.input_shape)
     if experiment.validation:
         data = validation_split(data, ask=experiment.test_samples != 0)
         on_line("the validation split is asked about: training images that no client trains on, and no test image")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import Value
+from protofleet.contract.names import known
 from protofleet.edge_client.data import LocalData
 from protofleet.lab.algorithms.base import Algorithm
 from protofleet.lab.engine.checkpoint import Checkpoint, after_round, past_rounds
@@ -46,12 +47,12 @@ class Measures:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        for option, given, known in (("closings", self.closings, CLOSINGS), ("personal", self.personal, PERSONAL)):
+        for option, given, table in (("closings", self.closings, CLOSINGS), ("personal", self.personal, PERSONAL)):
             for name in given:
-                if name not in known:
-                    raise UsageError(option, expected="known names", got=name, hint=near_names(name, known))
+                known(table, name, option)
 
 
+# arguments: the terms of one federation, by name
 def run_algorithm(
     algorithm: type[Algorithm],
     model: EagerModel,

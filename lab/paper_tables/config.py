@@ -26,6 +26,7 @@ import msgspec
 
 from protofleet.contract.errors import UsageError, near_names
 from protofleet.contract.methods import closing_method
+from protofleet.contract.names import known
 from protofleet.export.backbones.backbone_names import check_backbone_name
 from protofleet.lab.data.partition import PARTITIONS, Partition
 from protofleet.lab.method_names import check_method_name
@@ -420,12 +421,8 @@ def _check_metric(name: str, metric: str) -> None:
         )
 
 
-def _named(option: str, given: Iterable[str], known: list[str]) -> list[str]:
-    wanted = list(given)
-    for name in wanted:
-        if name not in known:
-            raise UsageError(option, expected="a name of the table", got=name, hint=near_names(name, known))
-    return wanted or known
+def _named(option: str, given: Iterable[str], names: list[str]) -> list[str]:
+    return [known(names, name, option, "a name of the table") for name in given] or names
 
 
 def _by_options(partition: str) -> str:

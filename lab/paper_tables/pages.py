@@ -248,7 +248,7 @@ def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
     if claim.quick_failure:
         quick += f", came to nothing: {claim.quick_failure}"
     elif claim.quick is not None:
-        quick += f", gave {number(claim, claim.quick, sign=claim.what.startswith('gain'))}"
+        quick += f", gave {number(claim, claim.quick, sign=claim.quantity.is_gain)}"
     return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"
 
 

@@ -120,10 +120,7 @@ def hours(value: float | None) -> str:
 
 def number(claim: Claim, value: float, *, sign: bool = False) -> str:
     """A number as it is printed: the published one, ours, or their difference."""
-    if claim.what == "parameters sent":
-        return f"{value:+,.0f}" if sign else f"{value:,.0f}"
-    text = f"{value:+.2f}" if sign else f"{value:.2f}"
-    return text if claim.what == "accuracy" else f"{text} %"
+    return claim.quantity.printed(value, sign)
 
 
 def _how(reproduced: Sequence[Claim]) -> str:

@@ -14,8 +14,9 @@ row, or of the same table, or else the definition's guess.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -33,11 +34,79 @@ _ROUNDING = ("trainer",)  # settings that change nothing but how numbers are rou
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """What a published number is of.
+
+    Attributes:
+        printed: a number of it as text, with its sign or not.
+        published: of a row, the numbers by column.
+        ours: of the cell, and of the cell that a gain is over.
+        is_close: whether ours is near enough to the published, whatever the paper's spread; given both.
+        close: that verdict.
+        of_results: whether it depends on what was trained, and so on all settings.
+        is_gain: over another row.
+    """
+
+    printed: Callable[[float, bool], str]
+    published: Callable[[Row], Mapping[str, float]]
+    ours: Callable[[SheetCell, SheetCell], float | None]
+    is_close: Callable[[float, float], bool]
+    close: str
+    of_results: bool = True
+    is_gain: bool = False
+
+
+def _accuracy(cell: SheetCell, base: SheetCell) -> float | None:
+    return None if cell.accuracy is None else 100.0 * cell.accuracy
+
+
+def _gain(cell: SheetCell, base: SheetCell) -> float | None:
+    return None if cell.accuracy is None or not base.accuracy else 100.0 * (cell.accuracy / base.accuracy - 1.0)
+
+
+def _sent(cell: SheetCell, base: SheetCell) -> float | None:
+    return None if cell.accuracy is None else cell.uplink_bytes_per_client_round / 4.0
+
+
+def _within_a_point(ours: float, published: float) -> bool:
+    return abs(ours - published) <= _POINT
+
+
+ACCURACY = Quantity(
+    lambda value, sign: f"{value:{'+' if sign else ''}.2f}",
+    lambda row: row.published,
+    _accuracy,
+    _within_a_point,
+    WITHIN,
+)
+GAIN = Quantity(
+    lambda value, sign: f"{value:{'+' if sign else ''}.2f} %",
+    lambda row: row.gains,
+    _gain,
+    _within_a_point,
+    WITHIN,
+    is_gain=True,
+)
+SENT = Quantity(
+    lambda value, sign: f"{value:{'+' if sign else ''},.0f}",
+    lambda row: row.sent,
+    _sent,
+    lambda ours, published: abs(ours - published) <= _SHARE * published,
+    CLOSE,
+    of_results=False,
+)
+QUANTITIES: Mapping[str, Quantity] = MappingProxyType(  # by what is printed of it; a further one is its line here
+    {"accuracy": ACCURACY, "gain over {over}": GAIN, "parameters sent": SENT}
+)
+
+
+@dataclass(frozen=True)
 class Claim:
     """A published number.
 
     Attributes:
-        what: `accuracy`, `gain over …`, or `parameters sent`.
+        what: the name of its quantity, with the other row of a gain.
+        quantity: what it is of.
         published, spread, ours: percent, of the other row's accuracy for a gain; numbers for parameters.
         seeds: that `ours` is of.
         why: of one that is not reproduced or not run; empty where nothing is known.
@@ -50,6 +119,7 @@ class Claim:
     row: str
     column: str
     what: str
+    quantity: Quantity
     published: float
     spread: float | None = None
     ours: float | None = None
@@ -93,17 +163,17 @@ def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet 
     for missing_row in table.missing:
         pairs = missing_row.published.items()
         name, why = missing_row.name, missing_row.why
-        claims += [Claim(name, column, "accuracy", value, why=why, row_there=False) for column, value in pairs]
+        claims += [
+            Claim(name, column, "accuracy", ACCURACY, value, why=why, row_there=False) for column, value in pairs
+        ]
     return claims
 
 
 def _published(row: Row, column: str) -> Iterator[Claim]:
-    if column in row.published:
-        yield Claim(row.name, column, "accuracy", row.published[column], row.spread.get(column))
-    if column in row.gains:
-        yield Claim(row.name, column, f"gain over {row.over}", row.gains[column])
-    if column in row.sent:
-        yield Claim(row.name, column, "parameters sent", row.sent[column])
+    for name, quantity in QUANTITIES.items():
+        numbers, spread = quantity.published(row), row.spread.get(column) if quantity is ACCURACY else None
+        if column in numbers:
+            yield Claim(row.name, column, name.format(over=row.over), quantity, numbers[column], spread)
 
 
 def _judged(
@@ -112,18 +182,18 @@ def _judged(
     needs = row.needs or table.needs
     if sheet is None or cell is None:
         return replace(claim, why=f"needs {needs}" if needs else "")
-    base = sheet.cell(row.over, column.name) if claim.what.startswith("gain") else cell
+    base = sheet.cell(row.over, column.name) if claim.quantity.is_gain else cell
     if base is None:
         return replace(claim, why=f"{row.over} has not been run")
-    ours, why = _ours(claim, cell, base), _cause(row)
+    ours, why = claim.quantity.ours(cell, base), _cause(row)
     if ours is None:
         return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
     claim = replace(claim, ours=ours, seeds=cell.runs)
     compared = _compared(table, row, cell, base)
     changes = (_changed(table, other, column, its_cell, preset) for other, its_cell in compared)
     changed = "; ".join(dict.fromkeys(filter(None, changes)))
-    if changed and claim.what != "parameters sent":
-        gave = f"{ours:.2f}" if claim.what == "accuracy" else f"{ours:+.2f} %"
+    if changed and claim.quantity.of_results:
+        gave = claim.quantity.printed(ours, claim.quantity.is_gain)
         return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0)
     verdict = _verdict(claim)
     return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
@@ -134,14 +204,14 @@ def _of_quick(
 ) -> tuple[float | None, str]:
     """What the quick fraction gave, and why it gave nothing; neither where it was not run with today's settings."""
     cell = quick.cell(row.name, column.name)
-    base = quick.cell(row.over, column.name) if claim.what.startswith("gain") else cell
+    base = quick.cell(row.over, column.name) if claim.quantity.is_gain else cell
     if table.quick is None or cell is None or base is None:
         return None, ""
     compared = _compared(table, row, cell, base)
     changes = (_changed(table, other, column, its_cell, preset, quick=True) for other, its_cell in compared)
     if any(changes):
         return None, ""
-    gave = _ours(claim, cell, base)
+    gave = claim.quantity.ours(cell, base)
     return gave, "" if gave is not None else next(iter([*cell.failures, *base.failures]), "no accuracy")
 
 
@@ -156,22 +226,10 @@ def _cause(row: Row) -> str:
     return "; ".join(filter(None, (row.why, f"the table {row.tested} tests why" if row.tested else "")))
 
 
-def _ours(claim: Claim, cell: SheetCell, base: SheetCell) -> float | None:
-    if cell.accuracy is None or base.accuracy is None:
-        return None
-    if claim.what == "parameters sent":
-        return cell.uplink_bytes_per_client_round / 4.0
-    if claim.what == "accuracy":
-        return 100.0 * cell.accuracy
-    return 100.0 * (cell.accuracy / base.accuracy - 1.0) if base.accuracy else None
-
-
 def _verdict(claim: Claim) -> str:
-    apart = abs(claim.difference or 0.0)
-    if claim.what == "parameters sent":
-        return CLOSE if apart <= _SHARE * claim.published else NOT_REPRODUCED
-    if apart <= _POINT:
-        return WITHIN
+    ours, apart = claim.ours or 0.0, abs(claim.difference or 0.0)
+    if claim.quantity.is_close(ours, claim.published):
+        return claim.quantity.close
     return SPREAD if claim.spread is not None and apart <= claim.spread else NOT_REPRODUCED
 
 

@@ -82,7 +82,7 @@ def _rows(s: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         rows.append((f"fleet: {closing.title}, {closing.inference}", "closing", f"{nice_bytes(once)}, once"))
     if once is not None:
         rows.append(("pooled ridge, the ceiling", "pooled_ridge", "all images in one place"))
-    return rows
+    return rows if s["new_labels"] else rows[1:]
 
 
 def _facts(s: Mapping[str, Any]) -> list[str]:
@@ -91,16 +91,26 @@ def _facts(s: Mapping[str, Any]) -> list[str]:
         same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
         equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
     digits = 2 if s["uplink_share"] >= 1e-4 else 4
+    new = ", ".join(s["new_labels"])
     return [
-        f"new classes   {', '.join(s['new_labels'])}: the public images show none of them",
+        f"new classes   {new}: the public images show none of them"
+        if new
+        else "new classes   to each device those of which it has no photo",
         f"uplink        {s['uplink_share']:.{digits}%} of FedAvg's bytes for the same backbone",
         f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
         f"{c['duplicates_refused']} duplicates refused",
         *equal,
+        *_other_ways(s),
         f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
         f"time          {s['seconds']:.0f} s",
         "",
     ]
+
+
+def _other_ways(s: Mapping[str, Any]) -> list[str]:
+    """What fewer and more bytes would give, a line for each way."""
+    each = [f"{o['way']:<30}{o['right']:.1%}  {nice_bytes(o['uplink_bytes'])}" for o in s["other_ways"]]
+    return [f"{'' if number else 'other ways':<14}{line}" for number, line in enumerate(each)]
 
 
 def gain_line(records: Sequence[RoundRecord]) -> str:

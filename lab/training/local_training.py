@@ -31,9 +31,11 @@ from protofleet.contract.errors import DivergedError, StoreError
 from protofleet.contract.files.atomic_files import whole_file
 from protofleet.contract.heads.sphere import orthonormal_frame, uniform_prototypes
 from protofleet.contract.methods import Value
+from protofleet.contract.methods.optimizers import Update
 from protofleet.edge_client.data import LocalData
 from protofleet.export.modules.torch_cache import load_dynamo
 from protofleet.export.objectives import Scene, find_objective
+from protofleet.export.steps.optimizers import torch_optimizer
 from protofleet.export.steps.step import Preprocess, quiet
 from protofleet.lab.training.torch_device import torch_device
 
@@ -194,6 +196,7 @@ class EagerModel(nn.Module):
         return weight, None if bias is None else bias.detach().to("cpu", copy=True)
 
 
+# arguments: the terms of one training, by name
 def train_eager(
     model: EagerModel,
     data: LocalData,
@@ -335,8 +338,5 @@ class _Stepper:
 def _optimizer(trained: list[Tensor], hyper: Mapping[str, Value], lr: float) -> tuple[torch.optim.Optimizer, float]:
     """The optimiser and the momentum that FedNova must correct for (Adam's steps count as they are)."""
     load_dynamo()
-    decay = float(hyper["weight_decay"])
-    if hyper.get("optimizer", "sgd") == "adam":
-        return torch.optim.Adam(trained, lr=lr, weight_decay=decay), 0.0
-    momentum = float(hyper["momentum"])
-    return torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=decay), momentum
+    move = Update.of(hyper)
+    return torch_optimizer(trained, move, lr), move.momentum

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 
 from protofleet.contract.errors import UsageError
+from protofleet.contract.names import named
 from protofleet.lab.workers.workers import OneProcess, Workers, cores
 
 __all__ = ["ENGINES", "open_workers"]
-
-ENGINES = {"processes": "on this machine", "ray": "on a Ray cluster, or Ray's processes on this machine"}
 
 
 @contextmanager
@@ -29,17 +29,17 @@ def open_workers(
         UsageError: an unknown engine, no jobs, Ray where it is not installed, or an address without Ray.
         WorkerError: the address does not answer.
     """
-    if engine not in ENGINES:
-        raise UsageError("--engine", expected=" or ".join(ENGINES), got=engine)
+    opened = named(ENGINES, engine, "--engine")
     for option, value in (("--jobs", jobs), ("--threads", threads)):
         if value is not None and value < 1:
             raise UsageError(option, expected="1 or more", got=value)
-    if engine == "ray":
-        from protofleet.lab.workers.ray_workers import ray_workers
+    with opened(jobs, address, threads) as workers:
+        yield workers
 
-        with ray_workers(jobs, address, threads) as workers:
-            yield workers
-        return
+
+@contextmanager
+def _processes(jobs: int | None, address: str | None, threads: int) -> Iterator[Workers]:
+    """On this machine."""
     if address is not None:
         raise UsageError("--address", expected="--engine ray beside it", got="none")
     number = max(cores() // threads, 1) if jobs is None else jobs
@@ -50,3 +50,17 @@ def open_workers(
 
     with processes(number, threads) as workers:
         yield workers
+
+
+@contextmanager
+def _ray(jobs: int | None, address: str | None, threads: int) -> Iterator[Workers]:
+    """On a Ray cluster, or Ray's processes on this machine."""
+    from protofleet.lab.workers.ray_workers import ray_workers
+
+    with ray_workers(jobs, address, threads) as workers:
+        yield workers
+
+
+ENGINES: Mapping[str, Callable[[int | None, str | None, int], AbstractContextManager[Workers]]] = MappingProxyType(
+    {"processes": _processes, "ray": _ray}
+)

@@ -39,7 +39,6 @@ SCHEMA = "protofleet.advise/1"
 FEW_HELD_OUT = 50
 FEW_OF_A_CLASS = 4  # fewer photos than that: docs/methods.md, "Heads from sums"
 
-Log = Callable[[str], None]
 OnDone = Callable[[str, int, int], None]
 
 
@@ -188,7 +187,7 @@ def advise(
     *,
     threads: int = 1,
     cache: Path | None = None,
-    log: Log = lambda line: None,
+    wanted: Callable[[Rung], bool] = lambda rung: True,
     on_done: OnDone = lambda what, done, whole: None,
 ) -> Advice:
     """Measure every way that needs no training, and recommend one.
@@ -197,7 +196,7 @@ def advise(
         data: labelled photos as a device takes them (docs/data.md), or the two parts: to learn from, and held out.
         threads: threads of the feature extractor.
         cache: a directory that keeps decoded photos for the next time; None to keep none.
-        log: receives a line about photos that are left out.
+        wanted: which ways are measured.
         on_done: called with the current step, how much of it is done, and its size.
 
     Raises:
@@ -206,7 +205,7 @@ def advise(
         UsageError: the plan does not fit the photos.
     """
     plan = plan or Plan()
-    learn, held_out = _read(bundle, data, plan, cache, log) if isinstance(data, str | Path) else data
+    learn, held_out = _read(bundle, data, plan, cache) if isinstance(data, str | Path) else data
     learn = learn.labelled
     _check(bundle, learn, held_out)
     whole = len(learn) + len(held_out)
@@ -228,7 +227,7 @@ def advise(
     shares = [LocalData(learn.x[rows], learn.y[rows]) for rows in dealt]
     run = plan.seed.to_bytes(4, "big")
     fleet = FrozenFleet(bundle, shares, held_out, min_samples=plan.min_samples, run=run)
-    ways = _measured(bundle, fleet, on_done)
+    ways = _measured(bundle, fleet, wanted, on_done)
     doubts, copies = _doubts(bundle, learn, held_out), whole - len(np.unique(alike))
     return Advice(plan, bundle, len(learn), len(held_out), ways, doubts, _trained(bundle), copies)
 
@@ -280,9 +279,9 @@ def _best(ways: tuple[Measured, ...]) -> Measured:
     return max(ways, key=lambda way: way.accuracy)
 
 
-def _read(bundle: Bundle, path: str | Path, plan: Plan, cache: Path | None, log: Log) -> tuple[LocalData, LocalData]:
+def _read(bundle: Bundle, path: str | Path, plan: Plan, cache: Path | None) -> tuple[LocalData, LocalData]:
     """The training photos and the held-out photos, as mapped files: the photos need not fit in memory."""
-    options = {"share": plan.hold_out, "seed": plan.seed, "most": plan.most, "log": log}
+    options = {"share": plan.hold_out, "seed": plan.seed, "most": plan.most}
     if cache is not None:
         return load_held_out(path, bundle.manifest, cache=cache, **options)
     with tempfile.TemporaryDirectory(prefix="protofleet-") as folder:  # a file that is mapped outlives its name
@@ -298,8 +297,10 @@ def _check(bundle: Bundle, learn: LocalData, held_out: LocalData) -> None:
         raise DataError("photos to test with", expected="some", got="none held out", hint="more photos of each class")
 
 
-def _measured(bundle: Bundle, fleet: FrozenFleet, on_done: OnDone) -> tuple[Measured, ...]:
-    ways, todo = [], [rung for rung in rungs(bundle.manifest) if rung.uplink_bytes is not None]
+def _measured(
+    bundle: Bundle, fleet: FrozenFleet, wanted: Callable[[Rung], bool], on_done: OnDone
+) -> tuple[Measured, ...]:
+    ways, todo = [], [rung for rung in rungs(bundle.manifest) if rung.uplink_bytes is not None and wanted(rung)]
     head = shipped_head(bundle)
     if head is not None:
         ways.append(Measured("bundle's own head", None, fleet.right(head)))

@@ -13,12 +13,10 @@ Two things differ from the field: there is no MQTT, and features are computed on
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +37,8 @@ from protofleet.contract.wire.messages import Announcement, Contribution, Global
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.answer_choice import known_answers
 from protofleet.edge_client.device.device import Device
-from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
-from protofleet.edge_client.training.extractor import Extractor, GivenFeatures
+from protofleet.edge_client.training.compiled_graphs import GivenGraphs
+from protofleet.edge_client.training.extractor import Extractor
 from protofleet.edge_client.training.local_samples import Remembered
 
 __all__ = ["FrozenFleet", "Outcome", "deal", "features_of", "shipped_head"]
@@ -167,7 +165,7 @@ class FrozenFleet:
         Raises:
             DataError: no device has `min_samples` photos of a class.
         """
-        bundle = _exported_for(self._bundle, rung)
+        bundle = rung.of_bundle(self._bundle)
         m, largest, alone = bundle.manifest, 0, []
         width = rung.method.row_width(rung.hyper, m.features)
         traits: dict[str, Traits] = {}
@@ -210,7 +208,7 @@ class FrozenFleet:
             extractor=bundle.extractor(rung.method),
         )
         for number, (share, secret) in enumerate(zip(self._shares, self._secrets, strict=True)):
-            device = Device(bundle, share, f"device-{number + 1}", graphs=_Kept(bundle), secret=secret)
+            device = Device(bundle, share, f"device-{number + 1}", graphs=GivenGraphs(bundle), secret=secret)
             yield encode(device.run_round(announced, None).contribution, announced.encoding)
 
     def _right(self, rung: Rung, merged: Merged) -> dict[str, Right]:
@@ -230,16 +228,6 @@ def shipped_head(bundle: Bundle) -> Answer | None:
     return None if head is None else head.answer
 
 
-def _exported_for(bundle: Bundle, rung: Rung) -> Bundle:
-    """The bundle as if it was exported with the rung's method and settings, as far as a round needs it."""
-    return dataclasses.replace(
-        bundle,
-        manifest=msgspec.structs.replace(
-            bundle.manifest, method=rung.method.name, head=rung.method.heads[0], hyper=dict(rung.hyper)
-        ),
-    )
-
-
 def _contribution(payload: bytes) -> Contribution:
     message = inside(payload)
     assert isinstance(message, Contribution)
@@ -256,14 +244,3 @@ def _travelled(state: GlobalState) -> GlobalState:
         arrived = collector.add(received)
     assert arrived is not None
     return arrived
-
-
-class _Kept(CompiledGraphs):
-    """The graphs of a device whose samples are features already: its extractor passes them through."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle)
-        self._given = GivenFeatures(bundle.manifest.features)
-
-    def shared_extractor(self) -> Extractor:
-        return self._given

@@ -24,6 +24,7 @@ from protofleet.advice.advice import Advice, Measured, OnDone, Plan, advise
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.bundle.uplink_bytes import Rung
 from protofleet.contract.console.interrupt import interruptible
+from protofleet.contract.console.logs import told
 from protofleet.contract.console.tables import show_table
 from protofleet.contract.files.json_output import JSON_HELP, beside, check_target, write_json
 from protofleet.contract.methods import LOAD_HELP, load_method
@@ -33,6 +34,7 @@ from protofleet.hw_profiles.units import size
 __all__ = ["advise_command"]
 
 
+# arguments: each is an option, as typer reads them
 def advise_command(
     data: Annotated[
         Path, typer.Option(help="Your labelled photos: a folder per class, a .csv of path,label, a .npz, parquet.")
@@ -61,14 +63,14 @@ def advise_command(
     check_target(json)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     cores = len(os.sched_getaffinity(0)) if threads is None else threads
-    with interruptible(), _progress(console) as on_done:
+    show = told(lambda line: console.print(line, markup=False))
+    with interruptible(), _progress(console) as on_done, show:
         advice = advise(
             loaded,
             data,
             plan,
             threads=cores,
             cache=cache,
-            log=lambda line: console.print(printable(line), markup=False),
             on_done=on_done,
         )
     write_json(json, advice.as_json())  # before it is shown: whoever reads along may leave (`| head`)

@@ -63,6 +63,7 @@ class Finding:
     advice: str = ""
 
 
+# arguments: each is an option, as typer reads them
 def doctor_command(
     bundle: Annotated[Path | None, typer.Option(help="Read this bundle, and run its graphs once.")] = None,
     broker: Annotated[str | None, typer.Option(help="Connect to mqtt:// or mqtts://host[:port].")] = None,
@@ -101,6 +102,7 @@ def examine(
     """
     yield from _system()
     yield from _packages()
+    yield from _kernels()
     yield from _methods()
     if bundle is not None:
         yield _tried("bundle", lambda: _bundle(bundle))
@@ -161,6 +163,15 @@ def _packages() -> Iterator[Finding]:
         lacks = _missing(_of_extra(extra, wanted))
         advice = install_command(extra) if lacks else ""
         yield Finding(f"extra {extra}", "note" if lacks else "good", f"no {', '.join(lacks)}" if lacks else "", advice)
+
+
+def _kernels() -> Iterator[Finding]:
+    """The wheel with native code, if it is here: its version, its loops, and the hash of its library."""
+    from protofleet.contract.bundle.native_kernels import installed_kernels
+
+    kernels = installed_kernels()
+    if kernels is not None:
+        yield Finding("kernels", "good", str(kernels))
 
 
 def _of_extra(extra: str, wanted: list[str]) -> list[str]:

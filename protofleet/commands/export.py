@@ -27,12 +27,13 @@ from rich.console import Console
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import DataError, StoreError, UsageError
 from protofleet.contract.files.atomic_files import whole_file
+from protofleet.contract.names import known
 from protofleet.export.cli import export_command as plain_export
 from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
+from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS, PRECISIONS
 
 __all__ = ["Fit", "choose_precision", "export_command", "write_for"]
 
-_PRECISIONS = ("fp32", "fp16", "int8")
 _CALIBRATION_IMAGES = 256
 
 
@@ -59,10 +60,8 @@ def choose_precision(device: Device, wanted: str | None) -> str:
     Raises:
         UsageError: an unknown precision.
     """
-    if wanted is not None and wanted not in _PRECISIONS:
-        raise UsageError("--precision", expected=", ".join(_PRECISIONS), got=wanted)
     if wanted is not None:
-        return wanted
+        return known(ON_PROCESSORS, wanted, "--precision")
     if device.systolic is not None:
         return "fp32"
     return "fp16" if device.gpu is not None else "int8"
@@ -174,9 +173,9 @@ def _table_for(bundle: Bundle, bundle_path: Path, device: Device, precision: str
     from protofleet.hw_profiles.accelerator.simulate import array_of, simulate
     from protofleet.hw_profiles.reports.subject import bundle_subject
 
-    array = array_of(device, precision={"fp16": "bf16"}.get(precision, precision))
+    array = array_of(device, precision=PRECISIONS[precision].on_arrays)
     subject = bundle_subject(bundle, batch=1)
-    trains = subject.step is not None and precision != "int8"
+    trains = subject.step is not None and PRECISIONS[precision].trains
     works = [subject.inference, *([subject.derived_step(bundle.manifest.batch)] if trains else [])]
     costs = [simulate(work, array) for work in works]
     path = bundle_path.with_suffix(".gemm.csv")

@@ -32,7 +32,8 @@ from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
 from protofleet.contract.methods import LOAD_HELP, METHODS, load_method
 from protofleet.contract.printable import printable
 from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES, decode
-from protofleet.contract.wire.messages import ClassRows, HelperTerms, Message, Signed
+from protofleet.contract.wire.fields import Part
+from protofleet.contract.wire.messages import ClassRows, Message, Signed
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -57,12 +58,7 @@ def inspect_command(
     facts = _facts(file)
     write_json(json, facts)  # before it is shown: whoever reads along may leave (`| head`)
     console = beside(json, highlight=False)
-    if facts["kind"] == "ledger":
-        show_ledger(facts, console)
-    elif facts["kind"] == "bundle":
-        _show_bundle(facts, console)
-    else:
-        _show_message(facts, console)
+    {"ledger": show_ledger, "bundle": _show_bundle}.get(facts["kind"], _show_message)(facts, console)
 
 
 def _facts(file: Path) -> dict[str, Any]:
@@ -162,14 +158,11 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
     if isinstance(message, Signed):
         fields["signed_with"] = message.key_id.hex()
         message = decode(message.payload)
-    for field in dataclasses.fields(message):
-        value = getattr(message, field.name)
+    for name, value in _fields(message).items():
         if isinstance(value, ClassRows):
             fields["classes"], fields["rows"] = _array(value.classes), _array(value.rows)
-        elif isinstance(value, np.ndarray):
-            fields[field.name] = _array(value)
         else:
-            fields[field.name] = _plain_value(value)
+            fields[name] = _plain_value(value)
     return {
         "schema": SCHEMA,
         "kind": "message",
@@ -180,14 +173,18 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
     }
 
 
+def _fields(part: Part) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}  # type: ignore[arg-type]
+
+
 def _plain_value(value: Any) -> Any:
     """Bytes become hexadecimal and arrays their shape and range, also inside tuples and dictionaries."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, tuple):
         return [_plain_value(item) for item in value]
-    if isinstance(value, HelperTerms):
-        value = dataclasses.asdict(value)
+    if isinstance(value, Part):
+        value = _fields(value)
     if isinstance(value, dict):
         return {name: _plain_value(item) for name, item in value.items()}
     return value.hex() if isinstance(value, bytes) else value

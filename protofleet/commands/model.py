@@ -17,6 +17,7 @@ import numpy as np
 import typer
 
 from protofleet.commands.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.contract.console import logs
 from protofleet.contract.errors import ExportError, StoreError, UsageError
 from protofleet.contract.files.atomic_files import whole_file
 from protofleet.contract.methods import LOAD_HELP, load_method
@@ -45,6 +46,7 @@ def model_command(
     """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
     if method is not None:
         load_method(method)
+    logs.set_up("text")
     source = source_of("protofleet model", state, bundle)
     read = [path for path in (bundle, None if store is None else Path(store)) if path is not None]
     if any(out.is_file() and path.exists() and out.samefile(path) for path in read):

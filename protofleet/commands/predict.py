@@ -11,22 +11,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
 
 from protofleet.commands.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
+from protofleet.contract.console import logs
+from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
 from protofleet.contract.printable import printable
+from protofleet.contract.settings.command_line import command_of
+from protofleet.contract.settings.common import LogSettings
+from protofleet.contract.settings.options import Option
 from protofleet.edge_client.answers.answer_publisher import Target
-from protofleet.edge_client.answers.photo_watch import camera_pictures, new_files
 from protofleet.edge_client.answers.predictor import Answers
-from protofleet.edge_client.data.decode import Broken
+from protofleet.edge_client.cameras.camera import Reader, read_crop
+from protofleet.edge_client.cameras.photo_watch import new_files
+from protofleet.edge_client.cameras.sources import CAMERA_HELP, camera_of, pictures_of
+from protofleet.edge_client.data.decode import Broken, check_channels
 from protofleet.edge_client.data.folder import is_image
 from protofleet.edge_client.data.load import load_data
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP
@@ -35,78 +43,108 @@ from protofleet.edge_client.rollout.rollout_file import answering
 from protofleet.library.predictor import Predictor
 from protofleet.library.publisher import Publisher, facts
 
-__all__ = ["predict_command"]
+__all__ = ["PredictSettings", "predict_command"]
+
+logger = logging.getLogger(__name__)
 
 _CALIBRATED = 2_000  # the largest number of photos of known classes that are used
 
 
-def predict_command(
-    photos: Annotated[list[Path] | None, typer.Argument(help="Photos, or folders of photos, at any depth.")] = None,
-    state: Annotated[Path | None, typer.Option(help="A device's state directory; its client may be running.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
+def _every(label: str, value: str | float) -> float:
+    every_s = seconds(label, value)
+    if not 0.01 <= every_s <= 86_400:
+        raise UsageError(label, expected="0.01s to 1d", got=value)
+    return every_s
+
+
+def _crop(label: str, value: str) -> str:
+    read_crop(value, label)
+    return value
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PredictSettings(LogSettings, command="predict"):
+    """The settings of `protofleet predict`."""
+
+    photos: Annotated[
+        tuple[str, ...], Option("Photos, or folders of photos, at any depth.", positional=True, metavar="PHOTOS")
+    ] = ()
+    state: Annotated[str | None, Option("A device's state directory; its client may be running.")] = None
+    bundle: Annotated[str | None, Option("A bundle; with --state where the device's own lies now.")] = None
     store: Annotated[
-        str | None, typer.Option(metavar="FILE|URL", help="An aggregator's store: what the fleet learned last.")
-    ] = None,
-    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with photos that come into the folders.")] = False,
-    camera: Annotated[int | None, typer.Option(help="A camera by its number, through OpenCV.")] = None,
+        str | None, Option("An aggregator's store: what the fleet learned last.", metavar="FILE|URL", url=True)
+    ] = None
+    top: Annotated[int, Option("How many classes to show.", low=1)] = 3
+    follow: Annotated[bool, Option("Go on with photos that come into the folders.")] = False
+    camera: Annotated[str | None, Option(CAMERA_HELP, metavar="SOURCE", url=True)] = None
     every: Annotated[
-        float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01, max=86_400)
-    ] = 1.0,
-    way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
-    known: Annotated[
-        Path | None, typer.Option(help="Labelled photos of known classes: 95 % of them are to be known.")
-    ] = None,
-    unknown_above: Annotated[float | None, typer.Option(help="Novelty above which a photo is unknown.")] = None,
-    threads: Annotated[int, typer.Option(help="Threads for a network's run.", min=1, max=256)] = 1,
-    ridge: Annotated[str | None, typer.Option(help=RIDGE_HELP)] = None,
-    form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
-    provider: Annotated[str, typer.Option(help=PROVIDER_HELP, show_default=False)] = "auto",
-    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+        str | float, Option("Time between looks at folders or camera.", check=_every, metavar="DURATION")
+    ] = 1.0
+    crop: Annotated[
+        str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")
+    ] = None
+    way: Annotated[str | None, Option("The way of answering.", absent="the method's own")] = None
+    known: Annotated[str | None, Option("Labelled photos of known classes: 95 % of them are to be known.")] = None
+    unknown_above: Annotated[float | None, Option("Novelty above which a photo is unknown.")] = None
+    threads: Annotated[int, Option("Threads for a network's run.", low=1, high=256)] = 1
+    ridge: Annotated[str | float | None, Option(RIDGE_HELP)] = None
+    form: Annotated[str | None, Option(FORM_HELP)] = None
+    provider: Annotated[str, Option(PROVIDER_HELP)] = "auto"
+    method: Annotated[str | None, Option(LOAD_HELP)] = None
     publish: Annotated[
-        str | None, typer.Option(help="Publish each answer: mqtt://[user:password@]BROKER/TOPIC, or mqtts://.")
-    ] = None,
-    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signs that broker.")] = None,
-    cert: Annotated[str | None, typer.Option(help="PEM file of a certificate to publish with.")] = None,
-    key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
-    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
-) -> None:
+        str | None, Option("Publish each answer: mqtt://[user:password@]BROKER/TOPIC, or mqtts://.", url=True)
+    ] = None
+    ca: Annotated[str | None, Option("PEM file of the authority that signs that broker.")] = None
+    cert: Annotated[str | None, Option("PEM file of a certificate to publish with.")] = None
+    key: Annotated[str | None, Option("PEM file of its private key.")] = None
+    json: Annotated[str | None, Option(JSON_HELP.format("a line for each photo"))] = None
+
+    def check(self) -> None:
+        super().check()
+        if bool(self.photos) == (self.camera is not None):
+            got = "both" if self.photos else "none"
+            raise UsageError("protofleet predict", expected="photos or --camera", got=got)
+        if self.crop is not None and self.camera is None:
+            raise UsageError("--crop", expected="--camera, whose pictures it is of", got="photos")
+
+
+@command_of(PredictSettings)
+def predict_command(settings: PredictSettings) -> None:
     """Answer about photos, a folder or a camera, with what a device or its fleet has learned."""
-    if method is not None:
-        load_method(method)
-    if (photos is None) == (camera is None):
-        raise UsageError("protofleet predict", expected="photos or --camera", got="none" if camera is None else "both")
-    log = lambda line: typer.echo(line, err=True)  # noqa: E731
-    target = _target(publish, ca, cert, key)
+    logs.set_up(settings.log_format)
+    if settings.method is not None:
+        load_method(settings.method)
+    camera = None if settings.camera is None else camera_of(settings.camera)
+    target = _target(settings.publish, settings.ca, settings.cert, settings.key)
+    state, bundle = (None if given is None else Path(given) for given in (settings.state, settings.bundle))
     predictor = Predictor(
         source_of("protofleet predict", state, bundle),
         bundle=bundle if state else None,
-        store=store,
-        way=way,
-        solve=asked(ridge, form),
-        threads=threads,
-        threshold=unknown_above,
-        provider=provider,
-        follow=follow or camera is not None,
-        log=log,
+        store=settings.store,
+        way=settings.way,
+        solve=asked(settings.ridge, settings.form),
+        threads=settings.threads,
+        threshold=settings.unknown_above,
+        provider=settings.provider,
+        follow=settings.follow or camera is not None,
     )
     tell(predictor)
-    if known is not None:
-        _calibrate(predictor, known)
-    if json is not None and not is_stdout(json):
-        write_text(json, "")
-    console = beside(json, highlight=False, soft_wrap=True)
-    _tell_basis(predictor, state, is_default=known is None and unknown_above is None)
+    if settings.known is not None:
+        _calibrate(predictor, Path(settings.known))
+    if settings.json is not None and not is_stdout(settings.json):
+        write_text(settings.json, "")
+    console = beside(settings.json, highlight=False, soft_wrap=True)
+    _tell_basis(predictor, state, is_default=settings.known is None and settings.unknown_above is None)
     if camera is not None:
-        answers = _asked_about_camera(predictor, camera, every)
+        answers = _asked_about_camera(predictor, camera, settings)
     else:
-        files = _files(photos or [], follow, every)
-        answers = predictor.photos(files, together=1) if follow else predictor.photos(files)
-    read = 0
-    with contextlib.nullcontext() if target is None else Publisher(target, top=top, log=log) as publisher:
+        files = _files([Path(photo) for photo in settings.photos], settings.follow, settings.every)
+        answers = predictor.photos(files, together=1) if settings.follow else predictor.photos(files)
+    read, top = 0, settings.top
+    with contextlib.nullcontext() if target is None else Publisher(target, top=top) as publisher:
         for name, answer in answers:
             console.print(printable(_line(name, answer, top)), markup=False)
-            add_json_line(json, facts(name, answer, top))
+            add_json_line(settings.json, facts(name, answer, top))
             if publisher is not None:
                 publisher.put(name, answer)
             read += isinstance(answer, Answers)
@@ -131,14 +169,11 @@ def _calibrate(predictor: Predictor, known: Path) -> None:
 def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -> None:
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
     limit += "; --known PHOTOS makes a limit of yours" if is_default else ""
-    typer.echo(
-        f"answers by {predictor.way_in_words}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
-        err=True,
-    )
+    logger.info(f"answers by {predictor.way_in_words}, on {predictor.basis}; novelty: {predictor.measure}, {limit}")
     others = _others(predictor.ways, state)
     if others:
-        typer.echo(others, err=True)
-    typer.echo(printable(predictor.runs_on), err=True)
+        logger.info(others)
+    logger.info(predictor.runs_on)
 
 
 def _others(ways: Sequence[str], state: Path | None) -> str:
@@ -179,10 +214,15 @@ def _is_shown(path: Path, folder: Path) -> bool:
     return is_image(path.name) and not hidden and path.is_file()
 
 
-def _asked_about_camera(predictor: Predictor, number: int, every_s: float) -> Iterator[tuple[str, Answers]]:
+def _asked_about_camera(
+    predictor: Predictor, camera: Reader, settings: PredictSettings
+) -> Iterator[tuple[str, Answers | Broken]]:
     shape = predictor.bundle.manifest.input_shape
-    for index, picture in enumerate(camera_pictures(number, shape, every_s)):
-        yield f"camera {number}, picture {index + 1}", predictor(picture)
+    check_channels(shape, "the bundle")
+    crop = None if settings.crop is None else read_crop(settings.crop)
+    for picture in pictures_of(camera, float(settings.every)):
+        name, x = picture.fitted(shape, crop)
+        yield name, x if isinstance(x, Broken) else predictor(x)
 
 
 # ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────────

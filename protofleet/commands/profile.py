@@ -17,22 +17,24 @@ from rich.console import Console
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.console.interrupt import interruptible
 from protofleet.contract.console.tables import show_table
-from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.errors import UsageError
 from protofleet.contract.extras import install_command
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, METHODS, closing_method, load_method
+from protofleet.contract.names import known
 from protofleet.hw_profiles.devices.measure import read_measurement
 from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
+from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE
 from protofleet.hw_profiles.reports.page import check_pages
 from protofleet.hw_profiles.units import size, time_text
 
 __all__ = ["profile_command"]
 
-_PRECISIONS = ("fp32", "fp16", "int8")
 _SHORT = {"onnxruntime": "ort", "tensorrt": "trt"}
 
 
+# arguments: each is an option, as typer reads them
 def profile_command(
     bundle: Annotated[Path | None, typer.Argument(metavar="F.bundle", help="the bundle to profile")] = None,
     devices: Annotated[
@@ -111,10 +113,8 @@ def _check_options(batch: int, samples: int, seconds: float, precision: str) -> 
             raise UsageError(name, expected="a positive integer", got=value)
     if not 0 < seconds <= 3600:
         raise UsageError("--seconds", expected="a number from 0 to 3600", got=seconds)
-    if precision and precision not in _PRECISIONS:
-        raise UsageError(
-            "--precision", expected=", ".join(_PRECISIONS), got=precision, hint=near_names(precision, _PRECISIONS)
-        )
+    if precision:
+        known(ON_PROCESSORS, precision, "--precision")
 
 
 def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Console) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-
-import typer
 
 from protofleet.contract.errors import UsageError
 from protofleet.library.predictor import Predictor
 
 __all__ = ["FORM_HELP", "RIDGE_HELP", "asked", "source_of", "tell"]
+
+logger = logging.getLogger(__name__)
 
 RIDGE_HELP = "Make the head of --store's sums again: with this ridge, or auto."
 FORM_HELP = "The same with FFC's sums as a ridge head, or as a discriminant."
@@ -30,17 +31,17 @@ def source_of(command: str, state: Path | None, bundle: Path | None) -> Path:
     return source
 
 
-def asked(ridge: str | None, form: str | None) -> dict[str, object]:
+def asked(ridge: str | float | None, form: str | None) -> dict[str, object]:
     """The options that were given; empty where the fleet's own head answers."""
     given = {"ridge": ridge, "form": form}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def tell(predictor: Predictor) -> None:
-    """Print the result of solving again, and any doubt about it, on standard error."""
+    """Log the result of solving again, and any doubt about it."""
     solved = predictor.solved
     if solved is None:
         return
-    typer.echo(f"round {solved.round} of {solved.method.name} solved again: {solved.told}", err=True)
+    logger.info(f"round {solved.round} of {solved.method.name} solved again: {solved.told}")
     if solved.doubt:
-        typer.echo(f"warning: {solved.doubt}", err=True)
+        logger.warning(f"warning: {solved.doubt}")

@@ -71,6 +71,7 @@ class MethodStrategy(FedAvg):
         ProtofleetError: an unknown method or hyper-parameter, or a method that adds noise. One line says which.
     """
 
+    # arguments: Flower's own, and ours, by name
     def __init__(
         self,
         method: str,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
 
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 __all__ = ["Device"]
 
@@ -49,18 +49,17 @@ class Device:
         options = {"until_finished": True, **options}
         given = {"bundle": os.fspath(bundle), "broker": broker, "id": id, "state": os.fspath(state), **options}
         given["data"] = "" if isinstance(data, tuple) else os.fspath(data)
-        self._service = Service(read_settings(None, given), arrays)
+        self._service = Service(read_settings(ClientSettings, given), arrays)
 
-    def run(self, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         """Take part until the run is finished (see `until_finished`), or `stop`; returns what `client --json` writes.
 
         Args:
-            log: receives now and then a line of text for a person.
 
         Raises:
             ProtofleetError: whatever ends the command. Nothing that was committed is lost.
         """
-        return self._service.run(log, lambda content, finished: None)
+        return self._service.run(lambda content, finished: None)
 
     def stop(self) -> None:
         """End `run` after the current round. Any thread may call it. A new device on the same state continues."""

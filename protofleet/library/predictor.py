@@ -43,7 +43,6 @@ class Predictor(predictor.Predictor):
             those that were tried with this bundle. The state directory keeps the result.
         follow: before each batch of answers, load what the client of the state directory or the aggregator of the
             store has learned since.
-        log: receives a line when new knowledge is loaded or cannot be, and when a provider other than the CPU fails.
 
     Attributes:
         runs_on: one line: which provider runs the graph, and why.
@@ -64,7 +63,6 @@ class Predictor(predictor.Predictor):
         threshold: float | None = None,
         provider: str = "auto",
         follow: bool = True,
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         loaded, known, path = _read(Path(source), None if bundle is None else Path(bundle))
         self.solved: SolvedAgain | None = None
@@ -74,11 +72,11 @@ class Predictor(predictor.Predictor):
         elif store is not None:
             known = replace(known, state=_state_of(store, loaded), alone=None, own=None)
         state = Path(source) if Path(source).is_dir() else None
-        providers = choose_providers(loaded, path, wanted=provider, threads=threads, state=state, log=log)
+        providers = choose_providers(loaded, path, wanted=provider, threads=threads, state=state)
         self.runs_on = providers.choice.line
         newer = _newer(state, store, loaded, known) if follow and not solve else None
         options: dict[str, Any] = {"way": way, "threads": threads, "threshold": threshold, "providers": providers}
-        super().__init__(loaded, known, newer=newer, log=log, **options)
+        super().__init__(loaded, known, newer=newer, **options)
         self._state = state
 
     def learn(self, image: Image, label: str) -> Outcome:

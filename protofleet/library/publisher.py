@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from protofleet.contract.errors import LinkError
@@ -25,7 +24,6 @@ class Publisher:
         top: how many classes of each answer are published.
         most: how many answers may wait while the broker is away. Beyond that the oldest are dropped.
         ca, cert, key: PEM files for `mqtts://`.
-        log: receives a line when the broker connects or disconnects, and when answers are dropped.
 
     Raises:
         ProtofleetError: an invalid address or topic.
@@ -40,11 +38,10 @@ class Publisher:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
-        log: Callable[[str], None] = lambda line: None,
     ) -> None:
         if isinstance(target, str):
             target = Target.parse(target, ca_file=ca, cert_file=cert, key_file=key)
-        self._top, self._lines = top, LinePublisher(target, most=most, log=log)
+        self._top, self._lines = top, LinePublisher(target, most=most)
 
     def put(self, name: str, answer: Answers | Broken) -> None:
         """Queue the answer about one image for publishing; returns at once.

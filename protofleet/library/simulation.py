@@ -15,6 +15,7 @@ from protofleet.lab.workers.engines import open_workers
 __all__ = ["simulate"]
 
 
+# arguments: a program's `lab run`: by name, with the defaults of the command
 def simulate(
     method: str = DEFAULT,
     data: str = "fashion_mnist_subset",

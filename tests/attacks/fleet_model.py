@@ -8,6 +8,7 @@ Processes end by kill -9 alone: between two things that they do, or at any publi
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +19,14 @@ import numpy as np
 from aggregator_samples import BUNDLE, manifest
 from contract_samples import empty_graph
 
-from protofleet.aggregator.coordinators.coordinator_core import Core
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.server import server as server_module
 from protofleet.aggregator.server.server import Server
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import Bundle, Manifest
+from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import LinkError
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.mqtt.link import Address, Link
@@ -38,7 +40,8 @@ from protofleet.edge_client.identity.signing_identity import Identity
 from protofleet.edge_client.identity.trust import Trust
 from protofleet.edge_client.journal.journal import Journal, Key, Pending
 from protofleet.edge_client.messages import inbox as inbox_module
-from protofleet.edge_client.messages.inbox import Inbox
+from protofleet.edge_client.messages.inbox import Hearing, Inbox
+from protofleet.edge_client.messages.membership import Membership
 from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.messages.presence import Presence
 from protofleet.edge_client.rounds.round_follower import Follower, largest_message_bytes
@@ -54,7 +57,8 @@ SETTINGS = Settings(
     encoding="f64",
     limit_bytes=1024,
     max_share=1.0,
-    policy=Policy(min_clients=2, deadline_s=30),
+    min_clients=2,
+    deadline=30,
 )
 MANIFEST = manifest(classes=CLASSES, width=WIDTH)
 _CENTRES = 2.0 * np.random.default_rng(0).normal(size=(CLASSES, WIDTH))
@@ -131,24 +135,16 @@ class DeviceProcess:
         self.follower = Follower(name, bundle, is_done=self.journal.is_done, took_part=self.journal.took_part)
         self.presence = Presence(name, instance, is_own=self.journal.is_own_instance)
         self.inbox = Inbox(
+            Membership(Address.parse("mqtt://127.0.0.1:1"), FLEET, name, bundle, stays=False),
+            self.journal,
             self.follower,
             self.outbox,
-            self.journal,
             self.presence,
-            bundle,
-            trust=Trust((), Identity(), self.journal.issued, fleet=FLEET, device_id=name),
-            enrolling=Enrolling(FLEET, name, None, None, lambda line: None),
-            fleet=FLEET,
-            device_id=name,
-            stays=False,
-            on_announcement=lambda announcement: None,
-            on_piece=lambda piece: None,
-            on_settled=self._settled,
-            on_news=self._told,
-            log=lambda line: None,
-            say=lambda line: None,
-            detail=lambda line: None,
+            Trust((), Identity(), self.journal.issued, fleet=FLEET, device_id=name),
+            Enrolling(FLEET, name, None, None),
+            Changes(logging.getLogger(__name__)),
         )
+        self.inbox.hearing = Hearing(settled=self._settled, news=self._told)
 
     @property
     def done(self) -> set[Key]:
@@ -243,13 +239,13 @@ class ServerProcess:
             self._server = Server(
                 self.core, Address.parse(url), FLEET, listener=lambda event: None, on_round=lambda finished: None
             )
-        self.core.closing.patience_s = None  # no thread, so that what happens depends on the order of steps alone
+        self.core.parts.closing.patience_s = None  # no thread, so that what happens depends on the order of steps alone
         self.link: Link | ModelLink = self._server._link
 
-    def _made(self, store: DurableStore) -> Core:
+    def _made(self, store: DurableStore) -> RoundCoordinator:
         """What decides."""
         clock = self._clock
-        return Coordinator(store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())
+        return rounds_of(store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())
 
     def step(self) -> None:
         """Once round the server's loop.

@@ -20,7 +20,7 @@ __all__ = ["CORPUS", "TARGETS", "Target", "load"]
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = (
     "wire", "chunks", "state", "connection", "signed", "ingest", "inbox", "helper", "pieces", "settings", "bundle",
-    "journal", "rollout", "store", "standing", "ledgers", "data",
+    "journal", "rollout", "store", "standing", "ledgers", "data", "camera",
 )  # fmt: skip
 
 

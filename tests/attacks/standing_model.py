@@ -15,6 +15,7 @@ import numpy as np
 from aggregator_samples import BUNDLE, manifest
 from numpy.typing import NDArray
 
+from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
@@ -34,7 +35,7 @@ from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.privacy.releases import Releases
 from protofleet.edge_client.run import withdrawal
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.standing.standing_sums import StandingSums
 from tests.attacks.fleet_model import CLASSES, FLEET, Clock, DeviceProcess, ServerProcess
 from tests.attacks.lossy_broker import LossyBroker, ModelLink
@@ -131,14 +132,14 @@ class Withdrawal:
     def __init__(self, name: str, folder: Path, broker: LossyBroker, clock: Clock) -> None:
         self.name, self._clock, self.over = name, clock, False
         self.journal = Journal(folder / name, fleet=FLEET, device=name, bundle=BUNDLE)
-        settings = ClientConfig(bundle="b", broker="mqtt://model", id=name, state=str(folder), fleet=FLEET)
+        settings = ClientSettings(bundle="b", broker="mqtt://model", id=name, state=str(folder), fleet=FLEET)
 
         def link(address: object, client: str, *, subscriptions: list[str]) -> ModelLink:
             return ModelLink(broker, client, subscriptions)
 
         with mock.patch.object(withdrawal, "Link", link):
             credentials = withdrawal._Credentials((), Identity())
-            self._core = withdrawal._Withdrawal(settings, self.journal, None, credentials, lambda line: None)  # type: ignore[arg-type]
+            self._core = withdrawal._Withdrawal(settings, self.journal, None, credentials)  # type: ignore[arg-type]
         self.link: ModelLink = self._core._link  # type: ignore[assignment]
         self._again_s = float("-inf")
 
@@ -178,9 +179,9 @@ class StandingServer(ServerProcess):
     core: StandingCoordinator
 
     def _made(self, store: DurableStore) -> StandingCoordinator:
-        settings = Settings(method="ncm", standing_every_s=30.0, limit_bytes=1024, encoding="f64")
+        settings = Settings(method="ncm", standing=True, every=30.0, limit_bytes=1024, encoding="f64")
         clock = self._clock
-        return StandingCoordinator(store, STANDING, BUNDLE, settings, now=clock.monotonic(), wall=clock.time)
+        return standing_sums(store, STANDING, BUNDLE, settings, now=clock.monotonic(), wall=clock.time)
 
 
 def give_order(store: Path, what: str, device: str) -> None:

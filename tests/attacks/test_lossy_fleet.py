@@ -167,7 +167,7 @@ class Faults(RuleBasedStateMachine):
     def what_is_counted_is_what_devices_sent_each_once(self) -> None:
         if self.server is None:
             return
-        store, run = self.server.store, self.server.core.run
+        store, run = self.server.store, self.server.core.parts.run
         for record in store.rounds():
             counted: dict[str, Contribution] = {}
             for device, payload in zip(
@@ -198,7 +198,7 @@ class Faults(RuleBasedStateMachine):
     def what_a_device_believes_to_be_counted_is(self) -> None:
         if self.server is None:
             return
-        run = self.server.core.run
+        run = self.server.core.parts.run
         for name, device in self.devices.items():
             for record in self.server.store.rounds():
                 found = device.journal.outcome((run, record.number, record.method))
@@ -211,17 +211,17 @@ class Faults(RuleBasedStateMachine):
         if self.server is None or self.server.core.state.version == 0:
             return
         core, store = self.server.core, self.server.store
-        state = newest_state(store._db, core.run)
+        state = newest_state(store._db, core.parts.run)
         assert (state.version, state.round) == (core.state.version, core.state.round)
         record = store.record(state.round)
         assert record.closed
-        made = [statistic_of(device, (core.run, state.round, record.method)) for device in record.uplink_bytes]
+        made = [statistic_of(device, (core.parts.run, state.round, record.method)) for device in record.uplink_bytes]
         pooled = made[0]
         for other in made[1:]:
             pooled = pooled.merge(other)
         if record.method == "ffc":
             ffc, head = method_of("ffc"), state.rows["head"].rows
-            hypers = [core._hyper(ffc) | {"ridge": ridge} for ridge in ("auto", FIXED, *RIDGES)]
+            hypers = [core.parts.terms.hyper(ffc) | {"ridge": ridge} for ridge in ("auto", FIXED, *RIDGES)]
             solved = (ffc.next_rows({}, pooled, hyper)["head"].rows for hyper in hypers)
             # where the criterion is flat, the order in which sums are added decides which ridge of the grid is taken
             assert any(np.allclose(head, each, rtol=1e-6, atol=1e-12) for each in solved)
@@ -272,7 +272,7 @@ class Faults(RuleBasedStateMachine):
         for _ in range(3):
             self.a_good_moment()
         for device in self.devices.values():
-            took_part = any(run == self.server.core.run for run, _, _ in device.done)
+            took_part = any(run == self.server.core.parts.run for run, _, _ in device.done)
             assert (device.follower.finished, device.follower.stale) == (took_part, not took_part)
 
     def a_good_moment(self) -> None:

@@ -212,7 +212,7 @@ class Standing(RuleBasedStateMachine):
             present.add(name)
             assert payload in self.sent[name], "sums that this device never made"
             message = decode(payload)
-            assert (message.run, message.round) == (core.run, core.standing.held(name))
+            assert (message.run, message.round) == (core.parts.run, core.standing.held(name))
             total = total.add(ExactSum.of(message.statistic(UnitMeans, CLASSES, STANDING.features)))
         assert core.standing.total.equal(total)
         assert core.standing.present == present
@@ -227,7 +227,7 @@ class Standing(RuleBasedStateMachine):
     def no_generation_goes_back(self) -> None:
         if self.server is None:
             return
-        run, core = self.server.core.run, self.server.core
+        run, core = self.server.core.parts.run, self.server.core
         for name in DEVICES:
             held = core.standing.held(name)
             assert held >= self.newest.get((run, name), 0)
@@ -238,14 +238,14 @@ class Standing(RuleBasedStateMachine):
         if self.server is None or self.admitted:
             return
         for run, name in self.withdrawn:
-            if run == self.server.core.run:
+            if run == self.server.core.parts.run:
                 assert name not in self.server.core.standing.present, "it was told that nothing of it stands"
 
     @invariant()
     def what_a_device_believes_to_be_counted_was(self) -> None:
         if self.server is None:
             return
-        run = self.server.core.run
+        run = self.server.core.parts.run
         for name, process in self.here.items():
             held = self.server.core.standing.held(name)
             for outcome in ("committed", "duplicate"):
@@ -327,11 +327,11 @@ class Standing(RuleBasedStateMachine):
     def _is_solved(self) -> bool:
         assert self.server is not None
         core, found = self.server.core, method("ncm")
-        if self.server.store.meta.get("standing solved") != core._digest():
+        if self.server.store.meta.get("standing solved") != core.sums.digest():
             return False
         merged = core.standing.total.statistic(UnitMeans, STANDING.features)
-        state = newest_state(self.server.store._db, core.run)
-        made = found.next_rows({}, merged, core._settled)
+        state = newest_state(self.server.store._db, core.parts.run)
+        made = found.next_rows({}, merged, core.sums.settled)
         for kind, rows in made.items():
             np.testing.assert_allclose(state.rows[kind].rows, rows.rows, rtol=1e-12)
         return True

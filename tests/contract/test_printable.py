@@ -16,9 +16,8 @@ from commands import ROOT, run
 from fleets import FLEET, Fleet, fleet_in
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from log_lines import drawing
 
-from protofleet.aggregator.metrics.console import Progress
 from protofleet.aggregator.monitoring import events
 from protofleet.contract.errors import ProtofleetError
 from protofleet.contract.mqtt.link import Address, Link
@@ -59,7 +58,7 @@ def test_an_error_is_one_harmless_line(message: str, got: str, hint: str) -> Non
 )
 def test_no_event_can_style_the_aggregators_log(event: events.Event) -> None:
     out = io.StringIO()
-    Progress(Console(file=out, force_terminal=False, width=400))(event)
+    drawing(out)(event)
     assert _is_harmless(out.getvalue())
     assert "owned" in out.getvalue()
     assert out.getvalue().count("\n") == 1

@@ -20,11 +20,13 @@ from aggregator_samples import BUNDLE, bundle_file, manifest, means
 from brokers import free_port, wait_for_port
 from pki_samples import Authority, GuardedMosquitto
 from postgres_server import need_postgres
+from scraped import text_of
 from talker import Talker
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.ingest.ingest import Outcome
 from protofleet.aggregator.metrics.metrics import Metrics
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.mqtt.certificates import Expiry
 from protofleet.pki.authority import Office
@@ -51,12 +53,12 @@ def names(text: str) -> set[str]:
 
 def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_there_are(tmp_path: Path) -> None:
     with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
+        core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
         metrics = Metrics("fleet", core, store.refused_devices, store=store)
         metrics.broker_certificate = lambda: Expiry("broker's certificate", "b", 0.0, 2e9)
-        text = metrics.text()
-        follower = Metrics("fleet", core, store.refused_devices, leads=False).text()
-    assert "\nprotofleet_leads 1\n" in text
+        text = text_of(metrics)
+        follower = text_of(Metrics("fleet", core, store.refused_devices, leads=False))
+    assert "\nprotofleet_leads 1.0\n" in text
     assert float(re.findall(r"^protofleet_store_bytes (\S+)$", text, re.M)[0]) > 4_096
     known = names("\n".join(line for line in text.splitlines() if not line.startswith("#")))
     for query in queries():
@@ -72,7 +74,7 @@ def test_every_query_of_the_dashboard_uses_metrics_and_labels_that_there_are(tmp
             assert set(value.split("|") if how == "=~" else [value]) <= values[label], query
         for label in re.findall(r"by \((\w+)\)", query):
             assert any(re.search(rf'^{name}\{{{label}="', text, re.M) for name in used), query
-    assert "\nprotofleet_leads 0\n" in follower
+    assert "\nprotofleet_leads 0.0\n" in follower
     alone = {"protofleet_devices", "protofleet_epoch", "protofleet_store_bytes", "protofleet_round_contributions"}
     assert not alone & names(follower)
 
@@ -195,7 +197,7 @@ def test_what_the_compose_file_starts_works_as_processes(compose: dict[str, Any]
             assert time.monotonic() < deadline
             time.sleep(0.5)
             texts = [scraped(port) for port in ports]
-        assert sum("protofleet_leads 1\n" in text for text in texts) == 1
+        assert sum("protofleet_leads 1.0\n" in text for text in texts) == 1
         done = [float(n) for text in texts for n in re.findall(r'messages_total\{outcome="committed"\} (\S+)', text)]
         assert sum(done) == 5
         assert set().union(*map(names, queries())) <= set().union(*map(names, texts))

@@ -100,15 +100,16 @@ def test_a_device_can_speak_for_nobody_but_itself(broker: Authority) -> None:
         link.close()
 
 
-def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(broker: Authority) -> None:
+def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(
+    broker: Authority, said: list[str]
+) -> None:
     url, client = broker.url, _link(broker, "d1")  # whose session is not taken
     listener = _link(broker, "dashboard", "answers/+")
     files = {"ca": f"{broker.folder}/broker/ca.pem", "cert": str(broker.file("d1.answers"))}
     answer = Answers(("cat", "dog"), np.array([[0.25, 0.75]]), np.zeros(1), np.array([False]), version=3)
     with protofleet.Publisher(f"{url}/answers/d1", **files) as own:
         own.put("a.jpg", answer)
-    said: list[str] = []
-    other = protofleet.Publisher(f"{url}/answers/d2", **files, log=said.append)
+    other = protofleet.Publisher(f"{url}/answers/d2", **files)
     other.put("b.jpg", answer)
     deadline = time.monotonic() + 40
     while not any("3 times now" in line for line in said) and time.monotonic() < deadline:

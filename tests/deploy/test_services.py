@@ -16,8 +16,10 @@ import pytest
 from brokers import Embedded
 from watched import strace
 
+from protofleet.aggregator.settings import AggregateSettings
 from protofleet.contract.files.atomic_files import whole_file
-from protofleet.edge_client.settings import read_settings
+from protofleet.contract.settings.sources import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -130,8 +132,13 @@ def test_a_round_needs_no_call_that_the_units_deny_and_no_memory_that_they_deny(
 
 
 def test_the_configuration_that_they_name_is_one() -> None:
-    config = read_settings(str(DEPLOY / "client.toml"), {})
+    config = read_settings(ClientSettings, {}, file=str(DEPLOY / "client.toml"))
     unit = (DEPLOY / UNITS[0]).read_text()
     assert "/etc/protofleet/client.toml" in unit
     assert f"StateDirectory={Path(config.state).name}" in unit
     assert not config.until_finished
+    asked = read_settings(AggregateSettings, {}, file=str(DEPLOY / "aggregate.toml"))
+    unit = (DEPLOY / UNITS[1]).read_text()
+    assert "--config /etc/protofleet/aggregate.toml" in unit
+    assert f"StateDirectory={asked.store.parent.name}" in unit
+    assert asked.policy.stays

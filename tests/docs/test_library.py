@@ -64,7 +64,7 @@ def test_the_package_says_that_it_is_typed():
 
 def test_the_pages_examples_use_public_names_only():
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     used = set()
     for block in blocks:
         compile(block, "library.md", "exec")
@@ -137,7 +137,7 @@ def test_both_are_stopped_from_another_thread_and_go_on(
 def test_what_is_wrong_is_one_line(lab_bundle: Callable[..., Path], tmp_path: Path):
     path = lab_bundle()
     with pytest.raises(
-        protofleet.ProtofleetError, match="--rule, expected an aggregation rule, got meen, try one of mean"
+        protofleet.ProtofleetError, match="--rule, expected mean, median or trimmed-mean, got meen, try one of mean"
     ):
         protofleet.Aggregator(path, broker="mqtt://h", store=tmp_path / "s", rule="meen")
     with pytest.raises(protofleet.ProtofleetError, match="--id"):

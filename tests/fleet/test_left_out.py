@@ -20,6 +20,7 @@ import pytest
 from brokers import Embedded
 from commands import run, run_process
 from fleets import fleet_in
+from log_lines import said_by_device
 from PIL import Image
 
 import protofleet
@@ -28,6 +29,8 @@ from protofleet.edge_client.answers.knowledge import Knowledge
 from protofleet.edge_client.answers.predictor import Predictor
 from protofleet.edge_client.journal.journal import read_kept
 
+# A minute alone; ten devices in one process beside other work have taken more than five.
+pytestmark = pytest.mark.timeout(900)
 SHIPPED = Path(protofleet.__file__).parent.parent / "lab" / "demo" / "shipped"
 BUNDLE, DEVICES, INVERTED = SHIPPED / "fleet.bundle", 10, (0, 1, 2)
 NAMES = protofleet.load_bundle(BUNDLE).manifest.labels
@@ -38,7 +41,7 @@ HEARD = re.compile(
 
 
 def _wait_for(condition: Callable[[], object], said: object) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
@@ -50,7 +53,7 @@ class Fleet:
 
     url: str
     folder: Path
-    said: dict[str, list[str]] = field(default_factory=dict)
+    said: dict[str, list[str]]
     devices: dict[str, tuple[protofleet.Device, threading.Thread]] = field(default_factory=dict)
 
     def start(self, number: int, *, inverted: bool, policy: str = "", of: int = DEVICES) -> None:
@@ -68,8 +71,8 @@ class Fleet:
             until_finished=False,
             **({"policy": str(self.folder / f"{number}.toml")} if policy else {}),
         )
-        said = self.said[name] = []
-        thread = threading.Thread(target=lambda: device.run(said.append), daemon=True)
+        self.said[name] = []
+        thread = threading.Thread(target=device.run, daemon=True)
         self.devices[name] = (device, thread)
         thread.start()
 
@@ -108,12 +111,19 @@ def _serve(fleet: Fleet, rounds: int, opens: int, heard: list[Any], clients: int
     return thread
 
 
+@pytest.fixture
+def said() -> Iterator[dict[str, list[str]]]:
+    with said_by_device() as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     broker = Embedded()
     broker.start()
     try:
-        yield _two_rounds(Fleet(broker.url, tmp_path_factory.mktemp("fleet")))
+        with said_by_device() as said:
+            yield _two_rounds(Fleet(broker.url, tmp_path_factory.mktemp("fleet"), said))
     finally:
         broker.stop()
 
@@ -201,12 +211,14 @@ def test_the_operator_reads_that_the_device_is_told(told: Told) -> None:
 
 
 @pytest.mark.slow
-def test_those_that_agree_are_given_a_head_of_their_own_where_their_owners_allow_it(tmp_path: Path) -> None:
+def test_those_that_agree_are_given_a_head_of_their_own_where_their_owners_allow_it(
+    tmp_path: Path, said: dict[str, list[str]]
+) -> None:
     """Four of thirteen see dark as bright; the owners of three allow a joint head. One of these is asleep when the
     round closes. Before the second round another takes its leave back, which leaves two."""
     broker, everyone, joint = Embedded(), range(13), "its head together with 2 others that agree with it"
     broker.start()
-    fleet, heard = Fleet(broker.url, tmp_path), list[Any]()
+    fleet, heard = Fleet(broker.url, tmp_path, said), list[Any]()
 
     def start(number: int, policy: str) -> None:
         fleet.start(number, inverted=number < 4, policy=policy, of=len(everyone))

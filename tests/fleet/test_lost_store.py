@@ -17,9 +17,9 @@ from brokers import Embedded
 from fleets import ENVIRONMENT, Fleet, bundle, fleet_in, share
 from fleets import FLEET as METHODS
 
-from protofleet.aggregator.coordinators import coordinator_core
 from protofleet.aggregator.enrolment.signed_publisher import SignedPublisher
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.parts.announcement_numbers import AnnouncementNumbers
 from protofleet.aggregator.server import server
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.identity.signatures import Signer
@@ -60,9 +60,8 @@ class Device:
     def __init__(self, listener: Listener, folder: Path) -> None:
         self._listener, self._births = listener, 0
         self.journal = Journal(folder, fleet=FLEET, device="a", bundle=BUNDLE)
-        self.said: list[str] = []
         keys, own = [AGGREGATOR.public_key], Identity(DEVICE)
-        self.trust = Trust(keys, own, self.journal.issued, fleet=FLEET, device_id="a", log=self.said.append)
+        self.trust = Trust(keys, own, self.journal.issued, fleet=FLEET, device_id="a")
 
     def hears(self, payload: bytes) -> Message | None:
         return self.trust.opened(Received(ROUND, payload, False, 1, 1))
@@ -93,7 +92,7 @@ class Device:
 @pytest.mark.parametrize("ahead_s", [0.0, 10 * YEARS_S], ids=["clock right once", "clock ten years ahead once"])
 @pytest.mark.parametrize("retained", [True, False], ids=["broker knows", "broker lost it"])
 def test_a_lost_store_behind_a_slow_clock_is_told_the_number_and_goes_on(
-    url: str, tmp_path: Path, clock: SimpleNamespace, ahead_s: float, retained: bool
+    url: str, tmp_path: Path, clock: SimpleNamespace, ahead_s: float, retained: bool, said: list[str]
 ) -> None:
     with Listener(url, ROUND) as listener:
         device = Device(listener, tmp_path / "device")
@@ -112,7 +111,7 @@ def test_a_lost_store_behind_a_slow_clock_is_told_the_number_and_goes_on(
             (told,) = running.told(events.NumbersLost)
             assert (told.heard, told.issued < first.issued) == (first.issued, True)  # type: ignore[attr-defined]
         if retained:  # else the device's birth may reach the aggregator before its announcement reaches the device
-            assert not any("lost its store" in line for line in device.said)
+            assert not any("lost its store" in line for line in said)
         recorded = AGGREGATOR.sign(ROUND, encode(first))
         assert device.hears(recorded) is None  # a recording is refused as before
         device.journal.close()
@@ -184,10 +183,8 @@ def test_of_numbers_that_are_heard_the_highest_counts_and_only_above_ours() -> N
 
 def test_no_clock_uses_the_numbers_up(tmp_path: Path) -> None:
     with DurableStore(tmp_path / "s", BUNDLE, FLEET) as store:
-        made = SimpleNamespace(_store=store, issued=0)
-        assert coordinator_core.Core.issue(made, 1e17) == 2**47  # type: ignore[arg-type]
-        made.issued = 2**47
-        assert coordinator_core.Core.issue(made, 1e17) == 2**47 + 1  # type: ignore[arg-type]
+        numbers = AnnouncementNumbers(store.meta)
+        assert [numbers.issue(1e17), numbers.issue(1e17), numbers.issue(0.0)] == [2**47, 2**47 + 1, 2**47 + 2]
 
 
 def test_the_number_and_its_proof_outlive_the_process(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import Embedded
+from log_lines import said_by_device
 
 import protofleet
 from protofleet.aggregator.monitoring import events
@@ -47,12 +48,12 @@ def awake(url: str, name: str, share: slice, folder: Path) -> None:
         hold_out=0.0,
         until_finished=False,
     )
-    said = list[str]()
-    running = threading.Thread(target=lambda: device.run(said.append), daemon=True)
-    running.start()
-    wait_for(lambda: any("committed" in line for line in said), said)
-    device.stop()
-    running.join(20)
+    running = threading.Thread(target=device.run, daemon=True)
+    with said_by_device() as said:
+        running.start()
+        wait_for(lambda: any("committed" in line for line in said[name]), said)
+        device.stop()
+        running.join(20)
     assert not running.is_alive()
 
 

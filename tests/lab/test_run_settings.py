@@ -114,7 +114,7 @@ _EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
         (("lab", "table", "t.toml", "--only", "frist"), {}, "try one of first"),
         (("lab", "table", "t.toml", "--columns", "iid,unevn"), {}, "try one of uneven"),
         (("lab", "table", "t.toml"), {"method": "scafold"}, "first, iid: method, expected a method of the lab"),
-        (("lab", "table", "t.toml"), {"settings": ', partition = "shot"'}, "first, iid: partition, expected a known"),
+        (("lab", "table", "t.toml"), {"settings": ', partition = "shot"'}, "first, iid: partition, expected iid, dir"),
         (("lab", "table", "t.toml"), {"settings": ', backbone = "resnet8"'}, "first, iid: backbone, expected a known"),
         ((*_EXPORT[:3], "--backbone", "small_cnn", "--classes", 10, "--method", "fedprot"), {}, "fedproto"),
         ((*_EXPORT, "--backbone", "small_cnn", "--classes", "cat,dog,cat"), {}, "names that differ, got 'cat' again"),

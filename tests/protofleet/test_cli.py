@@ -56,10 +56,10 @@ def test_an_unknown_option_is_one_line_and_exit_2(name):
     [
         ("aggregate --rounds two", "--rounds, expected a valid integer, got two, try protofleet aggregate --help"),
         ("aggregate --deadline=soon", "--deadline, expected a valid number, got soon, try protofleet aggregate --help"),
-        ("predict --top 0", "--top, expected greater than or equal to 1, got 0, try protofleet predict --help"),
+        ("predict --top 0", "--top, expected 1 or more, got 0"),
         ("aggregate --bundle b --rounds", "--rounds, expected a value, got none, try protofleet aggregate --help"),
         ("aggregate --quiet=3", "--quiet, expected no value, got one, try protofleet aggregate --help"),
-        ("aggregate --store s", "--bundle, expected a value, got none, try protofleet aggregate --help"),
+        ("aggregate --store s", "protofleet aggregate, expected --bundle and --broker, got none, try --help"),
         ("inspect", "file, expected a value, got none, try protofleet inspect --help"),
         ("lab", "protofleet lab, expected a command, got none, try list or run"),
         ("lab rum", "protofleet lab, expected a command, got rum, try one of run"),

@@ -22,6 +22,7 @@ from protofleet.contract.errors import ProtofleetError, UsageError
 from protofleet.contract.mqtt.address import Address
 from protofleet.contract.privacy.sealing import make_helper_key
 from protofleet.edge_client.answers.answer_publisher import Target
+from protofleet.edge_client.cameras.sources import camera_of
 
 WORDS = ("qzxcan", "vbqary", "jwqhid")
 ONE, TWO, THREE = WORDS
@@ -77,6 +78,12 @@ STORES = (
 )  # fmt: skip
 
 
+CAMERAS = (
+    *(url.replace("mqtt", scheme, 1) for scheme in ("rtsp", "http") for url in TOPICS if "//" in url[:9]),
+    *(f"{word}:me:{ONE}@h/x" for word in ("v4l2", "picamera2", "rtsp", "http")),
+)
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> dict[str, str]:
     """Files that the commands want before they look at a URL, by what stands for them in a command."""
@@ -121,6 +128,7 @@ WITH_BROKER: dict[str, tuple[str, ...]] = {
     "instead of an id": (*_CLIENT[:3], "--id", "URL", *_CLIENT[5:9], "--broker", "mqtt://127.0.0.1:1"),
     "an unknown option": ("doctor", "--brokr=URL"),
 }  # fmt: skip
+WITH_CAMERA = {"predict": ("predict", "--bundle", "BUNDLE", "--camera", "URL")}
 WITH_TOPIC = {"predict": ("predict", "PHOTOS", "--bundle", "BUNDLE", "--publish", "URL")}
 WITH_STORE: dict[str, tuple[str, ...]] = {
     "fleet": ("fleet", "list", "--store", "URL"),
@@ -177,6 +185,21 @@ def test_nor_is_one_with_a_topic(share: int, made: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("share", SHARES)
+def test_nor_is_a_cameras(share: int, made: dict[str, str]) -> None:
+    unread = [url for url in CAMERAS if not _is_read(url)]
+    assert len(unread) >= 60
+    assert not _leaks(WITH_CAMERA, unread, share, made)
+
+
+def _is_read(url: str) -> bool:
+    """Whether a camera is found by it, which would be tried for ever."""
+    try:
+        return bool(camera_of(url))
+    except ProtofleetError:
+        return False
+
+
+@pytest.mark.parametrize("share", SHARES)
 def test_nor_is_a_stores(share: int, made: dict[str, str]) -> None:
     assert not _leaks(WITH_STORE, STORES, share, made)
 
@@ -222,18 +245,19 @@ def test_nor_is_what_looks_like_one_in_a_files_place(made: dict[str, str], url: 
         assert not _told(shown), words
 
 
+_READ = ["mqtt://", "mqtts://", "postgresql://", "postgres://", "rtsp://", "https://", ""]
 _NOISE = st.text(st.sampled_from("@/?#:[]%&=,; \t\n\\.0é"), max_size=4)
 _ENDING = st.sampled_from(["broker.example", "127.0.0.1:1", "[::1]:1883", "h:port", "h/x/y", "", "h?a=b", "h#c", "h h"])
 
 
-@given(_NOISE, _NOISE, _NOISE, _ENDING, st.sampled_from(["mqtt://", "mqtts://", "postgresql://", "postgres://", ""]))
+@given(_NOISE, _NOISE, _NOISE, _ENDING, st.sampled_from(_READ))
 @example("", "@", "/", "h", "mqtt://")
 def test_no_piece_of_what_stands_before_the_last_at_is_shown(
     first: str, between: str, last: str, ending: str, scheme: str
 ) -> None:
     """Whatever the password is made of, in errors, in what stands for the URL, and in its parts."""
     url = f"{scheme}me:{first}{ONE}{between}{TWO}{last}@{ending}"
-    readers: list[Callable[[str], object]] = [Address.parse, Target.parse, place_of]
+    readers: list[Callable[[str], object]] = [Address.parse, Target.parse, place_of, lambda url: camera_of(url).shown]
     for read in readers:
         try:
             shown = str(read(url))

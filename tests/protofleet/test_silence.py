@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brokers import Embedded
+from camera_samples import video
 from fleets import bundle, share
 from watched import Watched, strace
 
@@ -77,6 +78,20 @@ def test_a_demo_calls_nobody_but_its_own_broker(tmp_path: Path) -> None:
     ports = {each.rpartition(":")[2] for each in demo.connections()}
     assert len(ports) == 1
     _check(demo, out, broker, calls={f"127.0.0.1:{port}" for port in ports})
+
+
+def test_reading_a_video_calls_nobody_and_writes_nothing(tmp_path: Path) -> None:
+    """FFmpeg, whose libraries PyAV brings, is able to do much more."""
+    strace()
+    film, code = video(tmp_path / "a.mp4", [40, 80, 120], key_every=1), tmp_path / "read.py"
+    code.write_text(
+        "import sys\n"
+        "from protofleet.edge_client.cameras.sources import camera_of, pictures_of\n"
+        "assert len([*pictures_of(camera_of(sys.argv[1]), 0.01)]) == 3\n"
+    )
+    reader = Watched(tmp_path / "r", [sys.executable, "-B", str(code), f"file:{film}"]).start()
+    assert reader.finish() == 0, reader.said
+    _check(reader, calls=set())
 
 
 def test_measuring_here_calls_nobody(bundle_path: Path, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 
 from aggregator_samples import manifest
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.server.beginning import Beginning, Process
 from protofleet.aggregator.server.server import Server
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import Store
 from protofleet.contract.bundle.bundle_file import Manifest
 from protofleet.contract.errors import ProtofleetError
@@ -20,7 +21,7 @@ from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Message
 
 FLEET, WIDTH = "test", 4
-SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+SETTINGS = Settings(rounds=2, calibrate=True, min_clients=3)
 
 
 class Running:
@@ -43,7 +44,7 @@ class Running:
         self.events: list[object] = []
         self.error: Exception | None = None
         made = manifest(width=width) if made is None else made
-        self.core = Coordinator(store, made, bundle, settings, now=time.monotonic(), shorter=shorter)
+        self.core = rounds_of(store, made, bundle, settings, now=time.monotonic(), shorter=shorter)
         self._stopping = threading.Event()
         self.server = Server(
             self.core,
@@ -51,11 +52,9 @@ class Running:
             FLEET,
             listener=self.events.append,
             on_round=lambda finished: None,
-            patience_s=10,
-            take_over=take_over,
-            is_new_run=is_new_run,
             signer=signer,
-            stopping=self._stopping,
+            beginning=Beginning(10, take_over, is_new_run),
+            process=Process(self._stopping),
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -11,9 +11,8 @@ from blinded_samples import FLEET, PUBLIC, enrolled, helper, names, signer
 from blinded_samples import ledger as open_ledger
 from pooled_head import solve_head
 
-from protofleet.aggregator.coordinators.blinded_coordinator import BlindedCoordinator
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.helper.opening import Answer
-from protofleet.aggregator.rounds.round_machine import Policy
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import extractor_of
@@ -29,10 +28,11 @@ SETTINGS = Settings(
     method="ffc",
     rounds=3,
     calibrate=False,
-    policy=Policy(min_clients=LEAST, deadline_s=60.0),
+    min_clients=LEAST,
+    deadline=60.0,
     helper=PUBLIC,
     least=LEAST,
-    hyper={"ridge": 1e-3},
+    ridge=1e-3,
 )
 PLAIN = manifest(name="ncm")
 
@@ -50,7 +50,7 @@ class World:
 
     def start(self, online: tuple[str, ...] = tuple(DEVICES)) -> None:
         self.store = DurableStore(self.folder / "store", BUNDLE, FLEET)
-        self.core = BlindedCoordinator(self.store, PLAIN, BUNDLE, self.settings, now=self.now)
+        self.core = rounds_of(self.store, PLAIN, BUNDLE, self.settings, now=self.now)
         self.ledger = open_ledger(self.folder / "ledger")
         self.helper = helper(self.ledger, enrolled(*DEVICES), self.least)
         for device in online:
@@ -76,7 +76,7 @@ class World:
         a = decode(encode(self.core.announcement()))
         plain = contribution(
             statistic or self.statistic(device),
-            run=self.core.run,
+            run=self.core.parts.run,
             round=a.round,
             method="ffc",
             extractor=extractor_of(PLAIN, BUNDLE, method("ffc")),
@@ -92,7 +92,7 @@ class World:
     def ask(self) -> Answer | None:
         """Ask the helper as the line does, and lose its answer."""
         answer = None
-        for part in self.core.asks(600):  # a device or two in each message
+        for part in self.core.helper.asks(600):  # a device or two in each message
             answer = self.helper.take(decode(encode(part)), self.now) or answer
         return answer
 
@@ -106,7 +106,7 @@ class World:
             cuts = [answer.total[n : n + each] for n in range(0, len(answer.total), each)]
             parts = [HelperOpened(*key, n, len(cuts), "opened", cut) for n, cut in enumerate(cuts)]
         for part in reversed(parts):
-            self.core.hear_helper(decode(encode(part)))
+            self.core.helper.hear(decode(encode(part)))
 
     def round(self, *devices: str) -> list[object]:
         """One whole round of these devices."""
@@ -116,7 +116,7 @@ class World:
             self.core.status(device, encode(Status(False, b"instance", 1)), self.now)
         made += self.steps()
         for _ in range(3):
-            if self.core.asked is not None:
+            if self.core.helper.asked is not None:
                 self.answered(self.ask())
                 made += self.steps()
         return made
@@ -135,6 +135,6 @@ def pooled(world: World, *devices: str) -> np.ndarray:
 def abstention(world: World, numbers: FeatureGram | None = None) -> bytes:
     """What a device sends whose owner's policy refuses the open round; or, in its place, these numbers."""
     nothing = FeatureGram.zero(CLASSES, PLAIN.features)
-    told = {"run": world.core.run, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
+    told = {"run": world.core.parts.run, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
     made = contribution(nothing if numbers is None else numbers, **told)
     return encode(replace(made, triangle=None) if numbers is None else made)

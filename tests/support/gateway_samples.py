@@ -9,10 +9,10 @@ import pytest
 from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
 from aggregator_samples import means as local_means
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
+from protofleet.aggregator.coordinators.kinds import rounds_of, standing_sums
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.ingest.ingest import Decision
-from protofleet.aggregator.rounds.round_machine import Policy
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
@@ -21,8 +21,8 @@ from protofleet.contract.methods.fedhkd import HyperKnowledge
 from protofleet.contract.sums.statistics import Statistic
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Announcement, Contribution, Status
-from protofleet.gateway.coordinator import GatewayCoordinator
-from protofleet.gateway.rounds import GatewayRounds
+from protofleet.gateway.rounds_site import RoundsSite
+from protofleet.gateway.standing_site import StandingSite
 from tests.aggregator.merging.test_exact_sums import means
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 DEVICES = ("a", "b", "c", "d", "e")
-Core = Coordinator | StandingCoordinator
+Core = RoundCoordinator | StandingCoordinator
 
 
 def whole_of(folder: Path, name: str = "fedproto") -> Bundle:
@@ -72,53 +72,51 @@ def drawn(name: str, seed: int) -> Statistic:
 
 def standing_above(folder: Path, whole: Bundle, name: str, **options: object) -> StandingCoordinator:
     folder.mkdir(exist_ok=True)
-    settings = Settings(method=name, standing_every_s=60.0, **{"gateways": ("site",), **options})  # type: ignore[arg-type]
+    settings = Settings(method=name, standing=True, every=60.0, **{"gateway": ("site",), **options})  # type: ignore[arg-type]
     store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
-    return StandingCoordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
+    return standing_sums(store, whole.manifest, whole.sha256, settings, now=0.0)
 
 
-def standing_site(folder: Path, whole: Bundle, name: str, **options: object) -> GatewayCoordinator:
-    settings = Settings(method=name, standing_every_s=60.0, **options)  # type: ignore[arg-type]
+def standing_site(folder: Path, whole: Bundle, name: str, **options: object) -> StandingSite:
+    settings = Settings(method=name, standing=True, every=60.0, **options)  # type: ignore[arg-type]
     store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
-    return GatewayCoordinator(store, whole, settings, now=0.0)
+    return StandingSite(store, whole, settings, now=0.0)
 
 
 def above_of(
     folder: Path, whole: Bundle, name: str, least: int = 1, max_samples: int = 1_000_000, **options: object
-) -> Coordinator:
+) -> RoundCoordinator:
     folder.mkdir(exist_ok=True)
-    policy = Policy(least, **{"deadline_s": 100.0, **options})  # type: ignore[arg-type]
-    settings = Settings(
-        method=name, rounds=3, calibrate=False, policy=policy, gateways=("site",), max_samples=max_samples
-    )
+    chosen = {"min_clients": least, "max_samples": max_samples, "deadline": 100.0, **options}
+    settings = Settings(method=name, rounds=3, calibrate=False, gateway=("site",), **chosen)  # type: ignore[arg-type]
     store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
-    return Coordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
+    return rounds_of(store, whole.manifest, whole.sha256, settings, now=0.0)
 
 
-def site_of(folder: Path, whole: Bundle, **options: object) -> GatewayRounds:
+def site_of(folder: Path, whole: Bundle, **options: object) -> RoundsSite:
     """As `protofleet gateway` makes it: no share of a site's samples is too large."""
     folder.mkdir(exist_ok=True)
     store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
-    return GatewayRounds(store, whole, Settings(**{"max_share": 1.0, **options}), now=0.0)  # type: ignore[arg-type]
+    return RoundsSite(store, whole, Settings(**{"max_share": 1.0, **options}), now=0.0)  # type: ignore[arg-type]
 
 
 def opened(
     folder: Path, whole: Bundle, name: str, here: tuple[str, ...] = (), beside: tuple[str, ...] = (), **options: object
-) -> tuple[Coordinator, GatewayRounds]:
+) -> tuple[RoundCoordinator, RoundsSite]:
     """Above a round is open, and on the site, too, with some devices there and some beside the gateway."""
     above, site = above_of(folder, whole, name, **options), site_of(folder, whole)  # type: ignore[arg-type]
     born(above, "site", *beside)
-    born(site, *here)
+    born(site.core, *here)
     steps(above)
     site.follow(above.announcement(), None, 0.0)
-    steps(site)
+    steps(site.core)
     return above, site
 
 
 # ── what happens ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def born(core: Coordinator, *devices: str, now: float = 0.0) -> None:
+def born(core: RoundCoordinator, *devices: str, now: float = 0.0) -> None:
     for device in devices:
         core.status(device, encode(Status(True, device.encode().ljust(8), 1)), now)
 
@@ -135,7 +133,7 @@ def contribution(core: Core, whole: Bundle, statistic: Statistic, generation: in
     a = core.announcement()
     made = Contribution.of(
         statistic,
-        run=core.run,
+        run=core.parts.run,
         round=generation or a.round,
         method=a.method,
         bundle=whole.sha256,
@@ -153,14 +151,14 @@ def sends(
     return core.take([(device, contribution(core, whole, made, generation))], 0.0)
 
 
-def gathered(site: GatewayRounds, whole: Bundle, *devices: str) -> list[object]:
+def gathered(site: RoundsSite, whole: Bundle, *devices: str) -> list[object]:
     """These answer the open round; what is due then."""
     for device in devices:
-        sends(site, whole, device)
-    return steps(site)
+        sends(site.core, whole, device)
+    return steps(site.core)
 
 
-def goes_up(site: GatewayRounds, a: Announcement) -> bytes:
+def goes_up(site: RoundsSite, a: Announcement) -> bytes:
     record = site.closed
     assert record is not None
     return encode(site.contribution(a, record))

@@ -12,7 +12,9 @@ CHART_PX = PHONE_PX - 2 * 8 - 2 * 13  # beside it on a phone: the page's margin,
 _FONTS = {
     name: float(size) for name, size in re.findall(r"\.(t-[a-z]+) \{ font-size: ([\d.]+)px", STYLE.read_text("utf-8"))
 }
-_IMAGE = re.compile(r'<img alt="[^"<>]*" src="data:image/png;base64,[A-Za-z0-9+/=]+">')  # it is in the page itself
+_IMAGE = re.compile(
+    r'<img alt="[^"<>]*" src="data:image/(?:png|jpeg);base64,[A-Za-z0-9+/=]+">'
+)  # it is in the page itself
 _STYLES = re.compile(r"background:rgb\(240 160 60/0\.\d\d\)|fill-opacity:[01]\.\d{3}")
 
 

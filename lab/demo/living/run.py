@@ -94,7 +94,7 @@ def write_short(path: Path, labels: tuple[str, ...]) -> Path:
 
 
 def _check(living: Living) -> None:
-    check_pages()
+    check_pages("demo")
     check_there("iotcore", "the demo's broker", "demo")
     for name, value, high in (("--seed", living.seed, 2**31 - 1), ("--port", living.port, 65_535)):
         if not 0 <= value <= high:

@@ -12,9 +12,12 @@ import pytest
 from aggregator_samples import bundle_file
 from commands import one_error_line, run
 from rollout_samples import new_bundle, old_bundle
+from scraped import text_of
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.metrics.metrics import Metrics
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.errors import StoreError
@@ -39,19 +42,19 @@ class World:
         done = run("rollout", *words, "--store", self.store)
         return done.returncode, done.stdout + done.stderr
 
-    def serve(self, *said: tuple[str, str], after_s: float = 0.0) -> Coordinator:
+    def serve(self, *said: tuple[str, str], after_s: float = 0.0) -> RoundCoordinator:
         """What an aggregator does that runs for a moment: obey, and hear (device, word)."""
         bundle = read_bundle(self.new)
         with DurableStore(self.store, bundle.sha256, "pets") as store:
             chosen = Settings(calibrate=False)
-            core = Coordinator(store, bundle.manifest, bundle.sha256, chosen, now=0.0)
+            core = rounds_of(store, bundle.manifest, bundle.sha256, chosen, now=0.0)
             for device, word in said:
                 versions = {"bundle": "1 00000000"} | ({"rollout": word} if word else {})
                 core.status(device, encode(Status(True, bytes(8), 1, versions=versions)), 0.0)
             for turn in range(3):
                 while core.advance(turn + 1.0, time.time() + after_s + turn) is not None:
                     pass
-            self.metrics = Metrics("pets", core, store.refused_devices).text()
+            self.metrics = text_of(Metrics("pets", core, store.refused_devices))
         return core
 
 
@@ -93,7 +96,7 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
         code, said = world.rollout(*words)
         assert (code, "NOT yet done: no aggregator runs" in said) == (0, True), said
     core = world.serve()
-    assert core.rollouts.current is None
+    assert core.parts.rollouts.current is None
     log = run("fleet", "log", "--store", world.store).stdout.splitlines()
     assert [line.split(", asked")[0].split(", sha")[0] for line in log] == [
         "rollout version 2",
@@ -140,14 +143,14 @@ def test_what_somebody_wrote_into_a_roll_out_by_hand_is_one_line_or_shown(world:
 
 def test_metrics_tell_how_many_devices_are_where(world: World) -> None:
     world.serve()
-    assert 'protofleet_rollout_devices{state="healthy"} 0\n' in world.metrics
-    assert "protofleet_rollout_fraction 0\n" in world.metrics
+    assert 'protofleet_rollout_devices{state="healthy"} 0.0\n' in world.metrics
+    assert "protofleet_rollout_fraction 0.0\n" in world.metrics
     world.rollout(world.new, "--stage", "100%")
     world.serve(("a", "2 healthy"), ("b", "2 testing"), ("c", ""))
-    assert 'protofleet_rollout_devices{state="healthy"} 1\n' in world.metrics
-    assert 'protofleet_rollout_devices{state="testing"} 1\n' in world.metrics
-    assert 'protofleet_rollout_devices{state="waiting"} 1\n' in world.metrics
-    assert "protofleet_rollout_fraction 1\n" in world.metrics
+    assert 'protofleet_rollout_devices{state="healthy"} 1.0\n' in world.metrics
+    assert 'protofleet_rollout_devices{state="testing"} 1.0\n' in world.metrics
+    assert 'protofleet_rollout_devices{state="waiting"} 1.0\n' in world.metrics
+    assert "protofleet_rollout_fraction 1.0\n" in world.metrics
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
+from log_lines import drawing
 from pooled_head import solve_head
-from rich.console import Console
 
 from protofleet.aggregator.commands.solve_again import solve_again
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.metrics.console import Progress
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.rounds.round_machine import Closed
 from protofleet.aggregator.server.run_events import RunEvents
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.stored_run import read_state
 from protofleet.contract.errors import MethodError, StoreError, UsageError
@@ -42,15 +42,15 @@ def _run(
     width = next(iter(sent.values())).width
     with DurableStore(path, BUNDLE, "fleet") as store:
         chosen = Settings(method=name, rounds=1, calibrate=False, **settings)  # type: ignore[arg-type]
-        core = Coordinator(store, manifest(name=name, width=width), BUNDLE, chosen, now=0.0)
-        events = RunEvents(core, Progress(Console(file=told or io.StringIO(), width=400)))
+        core = rounds_of(store, manifest(name=name, width=width), BUNDLE, chosen, now=0.0)
+        events = RunEvents(core, drawing(told or io.StringIO()))
         for device in sent:
             core.status(device, encode(Status(True, b"instance", 1), "f64"), 0.0)
         while core.advance(0.0, 0.0) is not None:
             pass
         for device, statistic in sent.items():
             mark = extractor(name) if method(name).extractor == "bundle" else b""
-            made = contribution(statistic, run=core.run, method=name, extractor=mark)
+            made = contribution(statistic, run=core.parts.run, method=name, extractor=mark)
             assert core.take([(device, encode(made, "f64"))], 1.0)[0].outcome == "committed"
         while (step := core.advance(2.0, 2.0)) is not None:
             if isinstance(step, Closed):
@@ -75,13 +75,15 @@ def test_the_same_ridge_gives_the_head_that_the_fleet_has_and_another_one_anothe
 
 def test_it_is_the_newest_round_that_is_made_again(tmp_path: Path) -> None:
     with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        core = Coordinator(
+        core = rounds_of(
             store, manifest(name="ffc"), BUNDLE, Settings(method="ffc", rounds=2, calibrate=False), now=0.0
         )
         core.status("a", encode(Status(True, b"instance", 1), "f64"), 0.0)
         for number in (1, 2):
             core.advance(0.0, 0.0)
-            made = contribution(gram(number), run=core.run, round=number, method="ffc", extractor=extractor("ffc"))
+            made = contribution(
+                gram(number), run=core.parts.run, round=number, method="ffc", extractor=extractor("ffc")
+            )
             core.take([("a", encode(made, "f64"))], 0.0)
             assert core.advance(0.0, 0.0) == Closed(number, "ffc")
     again = solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": 0.7})
@@ -92,7 +94,7 @@ def test_it_is_the_newest_round_that_is_made_again(tmp_path: Path) -> None:
 def test_ffcs_sums_make_a_discriminant_at_once_or_afterwards(tmp_path: Path) -> None:
     _run(tmp_path / "ridge", "ffc", SENT, max_share=1.0)
     told = io.StringIO()
-    _run(tmp_path / "form", "ffc", SENT, told, max_share=1.0, hyper={"form": "discriminant"})
+    _run(tmp_path / "form", "ffc", SENT, told, max_share=1.0, form="discriminant")
     within = within_gram(POOLED.matrix, POOLED.cross, POOLED.counts)
     expected = without_bias(discriminant_head(within), within)
     again = solve_again(tmp_path / "ridge", manifest(name="ffc"), {"form": "discriminant"})
@@ -124,7 +126,7 @@ def test_fedcofs_head_is_made_again_by_another_ridge(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a closed round of ffc, got rounds of fedcof"):
         solve_again(tmp_path / "s", manifest(name="ncm"), {"ridge": 0.1, "form": "ridge"})
     told = io.StringIO()
-    _run(tmp_path / "at once", "fedcof", {name: _groups(i) for i, name in enumerate("ab")}, told, hyper={"ridge": 10.0})
+    _run(tmp_path / "at once", "fedcof", {name: _groups(i) for i, name in enumerate("ab")}, told, ridge=10.0)
     np.testing.assert_array_equal(again[10.0], read_state(tmp_path / "at once")[1].rows["discriminant"].rows)
     assert "24 groups of 3 classes, discriminant, ridge 10, as given" in told.getvalue()
 
@@ -172,10 +174,10 @@ def test_what_speaks_against_a_head_is_on_the_aggregators_terminal(tmp_path: Pat
     }
     for name, (statistic, hyper, words) in cases.items():
         told = io.StringIO()
-        _run(tmp_path / name, "ffc", {"a": statistic}, told, hyper=method("ffc").resolve(hyper))
+        _run(tmp_path / name, "ffc", {"a": statistic}, told, **hyper)
         assert (words in told.getvalue()) if words else ("warning" not in told.getvalue()), name
     told = io.StringIO()
-    _run(tmp_path / "nearest", "ffc", {"a": scarce}, told, hyper=method("ffc").resolve({"form": "discriminant"}))
+    _run(tmp_path / "nearest", "ffc", {"a": scarce}, told, form="discriminant")
     labels = np.arange(6) % 3 * GroupMeans.GROUPS + np.arange(6) // 3
     few = GroupMeans.of(z[:6, :WIDTH] / 2, labels, CLASSES * GroupMeans.GROUPS)
     _run(tmp_path / "groups", "fedcof", {"a": few}, told)

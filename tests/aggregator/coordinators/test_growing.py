@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres_server import Places
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of, standing_sums
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.merging.exact_sums import ExactSum
-from protofleet.aggregator.rounds.round_machine import Policy
-from protofleet.aggregator.server.service import Service, settings_of
+from protofleet.aggregator.server.service import Service
+from protofleet.aggregator.settings import AggregateSettings, Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import Manifest, extractor_of, write_bundle
 from protofleet.contract.bundle.fleet_compatibility import list_digest
 from protofleet.contract.errors import UsageError
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import METHODS, method
-from protofleet.contract.mqtt.address import Address
 from protofleet.contract.sums.statistics import Statistic
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Contribution, Status
@@ -48,17 +48,19 @@ def sums(name: str, seed: int, labels: list[int], classes: int) -> Statistic:
     return kind.of(z, numbers * kind.GROUPS + groups, classes * kind.GROUPS)  # type: ignore[attr-defined]
 
 
-def message(core: StandingCoordinator | Coordinator, statistic: Statistic, bundle: bytes, number: int, **more: object):
+def message(
+    core: StandingCoordinator | RoundCoordinator, statistic: Statistic, bundle: bytes, number: int, **more: object
+):
     name = next(each.name for each in METHODS.values() if each.statistic is type(statistic))
-    key = {"run": core.run, "round": number, "method": name, "bundle": bundle}
+    key = {"run": core.parts.run, "round": number, "method": name, "bundle": bundle}
     return encode(
         Contribution.of(statistic, **key, extractor=extractor_of(grown(2), OLD, method(name)), **more), "f64"
     )  # fmt: skip
 
 
 def standing(store: DurableStore, name: str, classes: int, bundle: bytes, **more: object) -> StandingCoordinator:
-    chosen = Settings(method=name, standing_every_s=EVERY_S, encoding="f64")
-    return StandingCoordinator(store, grown(classes), bundle, chosen, now=0.0, **more)  # type: ignore[arg-type]
+    chosen = Settings(method=name, standing=True, every=EVERY_S, encoding="f64")
+    return standing_sums(store, grown(classes), bundle, chosen, now=0.0, **more)  # type: ignore[arg-type]
 
 
 DEVICE = st.tuples(st.booleans(), st.lists(st.integers(0, 99), min_size=1, max_size=8))
@@ -87,10 +89,10 @@ def test_a_fleet_that_grows_is_one_that_had_all_classes_from_the_start(
                 assert [d.outcome for d in core.take([given_], 0.0)] == ["committed"]
                 taken.append((number, labels))
             core.advance(0.0, 0.0)
-            version, run = core.state.version, core.run
+            version, run = core.state.version, core.parts.run
         with DurableStore(path, NEW, "fleet", extends={OLD: old}) as store:
             core = standing(store, name, long, NEW, shorter={OLD: old})
-            assert core.run == run
+            assert core.parts.run == run
             for number, (is_new, drawn) in enumerate(after, 50):
                 known, bundle = (long, NEW) if is_new else (old, OLD)
                 labels = [label % known for label in drawn]
@@ -167,16 +169,16 @@ def test_a_store_goes_on_with_a_bundle_that_extends_its_own_and_not_back(tmp_pat
 
 @pytest.mark.parametrize("name", ["ncm", "fedcof", "ffc"])
 def test_a_round_that_is_open_while_the_list_grows_counts_both(places: Places, name: str) -> None:
-    chosen = Settings(rounds=1, calibrate=False, method=name, policy=Policy(min_clients=2, deadline_s=0))
+    chosen = Settings(rounds=1, calibrate=False, method=name, min_clients=2, deadline=0)
     with DurableStore(places("s"), OLD, "fleet") as store:
-        core = Coordinator(store, grown(2), OLD, chosen, now=0.0)
+        core = rounds_of(store, grown(2), OLD, chosen, now=0.0)
         for index, device in enumerate("ab"):
             core.status(device, encode(Status(True, bytes([index]) * 8, 1)), 0.0)
         core.advance(0.0, 0.0)
         first = message(core, sums(name, 1, [0, 1, 1], 2), OLD, 1)
         assert [d.outcome for d in core.take([("a", first)], 0.0)] == ["committed"]
     with DurableStore(places("s"), NEW, "fleet", extends={OLD: 2}) as store:
-        core = Coordinator(store, grown(3), NEW, chosen, now=0.0, shorter={OLD: 2})
+        core = rounds_of(store, grown(3), NEW, chosen, now=0.0, shorter={OLD: 2})
         assert core.announcement().others == (OLD,)
         assert len(core.announcement().class_lists) == 2
         again, second = first, message(core, sums(name, 2, [0, 2, 2], 3), NEW, 1)
@@ -198,9 +200,10 @@ def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_pat
     for path, classes in zip(paths, (2, 4), strict=True):
         made, params = grown(classes), {"backbone.weight": np.ones((2, 2), np.float32)}
         hashes.append(write_bundle(path, made, features=empty_graph(), train_step=None, params=params))
-    address, runs = Address.parse("mqtt://127.0.0.1"), []
+    runs = []
     for given_ in (paths[:1], paths[::-1], paths, paths[1:]):
-        service = Service(given_, address, places("s"), "fleet", settings_of(standing=True))
+        given = {"bundle": tuple(map(str, given_)), "broker": "mqtt://127.0.0.1", "store": places("s")}
+        service = Service(AggregateSettings(**given, standing=True))  # type: ignore[arg-type]
         roster = service._roster
         assert roster.bundle == (hashes[0] if len(given_) == 1 and given_[0] == paths[0] else hashes[1])
         with DurableStore(places("s"), roster.bundle, "fleet", extends=roster.shorter) as store:
@@ -216,4 +219,4 @@ def test_other_backbones_are_still_no_fleet_of_sums(places: Places) -> None:
         DurableStore(places("s"), NEW, "fleet") as store,
         pytest.raises(UsageError, match="expected one backbone, got 2 bundles"),
     ):
-        Coordinator(store, grown(3), NEW, chosen, now=0.0, others=(b"x" * 32,), shorter={OLD: 2})
+        rounds_of(store, grown(3), NEW, chosen, now=0.0, others=(b"x" * 32,), shorter={OLD: 2})

@@ -12,9 +12,11 @@ from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, 
 from pooled_head import solve_head
 from postgres_server import Places
 
-from protofleet.aggregator.coordinators.round_coordinator import SETTLE_S, Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Closed, Finished, Opened, Policy
+from protofleet.aggregator.coordinators.kinds import planned, rounds_of, standing_sums
+from protofleet.aggregator.coordinators.round_coordinator import SETTLE_S, RoundCoordinator
+from protofleet.aggregator.rounds.round_machine import Closed, Finished, Opened
 from protofleet.aggregator.server.run_report import Summary
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import extractor_of
 from protofleet.contract.bundle.fleet_compatibility import list_digest
@@ -25,7 +27,7 @@ from protofleet.contract.sums.statistics import ClassMeans, FeatureGram
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Status
 
-SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+SETTINGS = Settings(rounds=2, calibrate=True, min_clients=3)
 DEVICES = ("a", "b", "c")
 RIDGE = method("ffc").hyper["ridge"].default
 
@@ -34,34 +36,34 @@ def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:
     return encode(Status(online, instance, 1))
 
 
-def _core(store: DurableStore, settings: Settings = SETTINGS, now: float = 0.0) -> Coordinator:
-    core = Coordinator(store, manifest(), BUNDLE, settings, now=now)
+def _core(store: DurableStore, settings: Settings = SETTINGS, now: float = 0.0) -> RoundCoordinator:
+    core = rounds_of(store, manifest(), BUNDLE, settings, now=now)
     for device in DEVICES:
         core.status(device, _birth(), now)
     return core
 
 
-def _steps(core: Coordinator, now: float) -> list[object]:
+def _steps(core: RoundCoordinator, now: float) -> list[object]:
     steps = []
     while (step := core.advance(now, 1000.0 + now)) is not None:
         steps.append(step)
     return steps
 
 
-def _message(core: Coordinator, device: str, round: int | None = None) -> tuple[str, bytes]:
+def _message(core: RoundCoordinator, device: str, round: int | None = None) -> tuple[str, bytes]:
     """What `device` sends for a round, the one that is open by default: its own statistic, always the same."""
     number = round or core.rounds.number
     method = core.rounds.plan[number - 1]
     seed = DEVICES.index(device) + 10 * number
     statistic = gram(seed) if method == "ffc" else means(seed)
-    made = contribution(statistic, run=core.run, round=number, method=method, extractor=extractor(method))
+    made = contribution(statistic, run=core.parts.run, round=number, method=method, extractor=extractor(method))
     return device, encode(made, "f64")
 
 
-def _sums(core: Coordinator, statistic: FeatureGram, **told: bytes) -> bytes:
+def _sums(core: RoundCoordinator, statistic: FeatureGram, **told: bytes) -> bytes:
     """What a device sends in an FFC round that comes first."""
     given = {"extractor": extractor("ffc"), **told}
-    return encode(contribution(statistic, run=core.run, method="ffc", **given), "f64")
+    return encode(contribution(statistic, run=core.parts.run, method="ffc", **given), "f64")
 
 
 def _pooled(round: int, kind: str) -> ClassMeans | FeatureGram:
@@ -72,7 +74,7 @@ def _pooled(round: int, kind: str) -> ClassMeans | FeatureGram:
     return total
 
 
-def _check_result(core: Coordinator) -> None:
+def _check_result(core: RoundCoordinator) -> None:
     pooled = _pooled(2, "fedproto")
     np.testing.assert_array_equal(core.state.prototypes.classes, [0, 1])
     np.testing.assert_allclose(core.state.prototypes.rows, pooled.means[:2])
@@ -190,24 +192,24 @@ def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
 
 def test_what_is_no_message_is_no_sign_of_life(places: Places) -> None:
     """Bytes that speak of no contribution may be anybody's; they keep nobody awaited."""
-    settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=1, deadline_s=10.0))
+    settings = dataclasses.replace(SETTINGS, min_clients=1, deadline=10.0)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, settings)
         _steps(core, 0.0)
         core.take([_message(core, "a"), ("b", b"nonsense")], 9.0)
         core.take(
-            [("c", encode(contribution(means(1), run=core.run, round=9)))], 9.0
+            [("c", encode(contribution(means(1), run=core.parts.run, round=9)))], 9.0
         )  # refused, and yet a word of this fleet's
         assert core.advance(10.0, 10.0) == Closed(1, "fedproto")
         assert [device for device, _ in core.rounds.take_lost()] == ["b"]
 
 
 def test_a_refused_device_is_not_awaited_even_after_a_restart(places: Places) -> None:
-    settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=2))
+    settings = dataclasses.replace(SETTINGS, min_clients=2)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, settings)
         _steps(core, 0.0)
-        wide = contribution(ClassMeans.from_means(np.ones((CLASSES, WIDTH + 1)), [1, 1, 1]), run=core.run)
+        wide = contribution(ClassMeans.from_means(np.ones((CLASSES, WIDTH + 1)), [1, 1, 1]), run=core.parts.run)
         assert core.take([("c", encode(wide))], 1.0)[0].outcome == "rejected"
         core.take([_message(core, "a")], 1.0)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
@@ -218,33 +220,33 @@ def test_a_refused_device_is_not_awaited_even_after_a_restart(places: Places) ->
 
 def test_settings_that_do_not_fit_the_bundle(places: Places) -> None:
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        wide = Coordinator(store, manifest(width=1280), BUNDLE, SETTINGS, now=0.0)
+        wide = rounds_of(store, manifest(width=1280), BUNDLE, SETTINGS, now=0.0)
         assert 8 * 1280 * 1281 // 2 < wide.largest_message_bytes < 8_000_000  # FFC's sums, whole
         frugal = dataclasses.replace(SETTINGS, calibrate=False)
-        wide = Coordinator(store, manifest(width=1280), BUNDLE, frugal, now=0.0)
+        wide = rounds_of(store, manifest(width=1280), BUNDLE, frugal, now=0.0)
         assert wide.largest_message_bytes == SETTINGS.limit_bytes
         with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5250 for class rows"):
-            Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
+            rounds_of(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width
         with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4130 for class rows"):
-            Coordinator(store, many, BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
+            rounds_of(store, many, BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         with pytest.raises(UsageError, match="--rounds"):
-            Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
+            rounds_of(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
         with pytest.raises(UsageError, match="--rule"):
-            Coordinator(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)
+            rounds_of(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)
         other = bytes(32)  # FFC's sums are over one extractor
         words = "a round of FFC, expected one backbone, got 2 bundles, try --no-calibrate"
         with pytest.raises(UsageError, match=words):
-            Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, others=(other,))
-        Coordinator(store, manifest(), BUNDLE, dataclasses.replace(SETTINGS, calibrate=False), now=0.0, others=(other,))
+            rounds_of(store, manifest(), BUNDLE, SETTINGS, now=0.0, others=(other,))
+        rounds_of(store, manifest(), BUNDLE, dataclasses.replace(SETTINGS, calibrate=False), now=0.0, others=(other,))
 
 
-def _one_round(store: DurableStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> Coordinator:
+def _one_round(store: DurableStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> RoundCoordinator:
     """A run of one round with these contributions, closed."""
     core = _core(store, settings)
     _steps(core, 0.0)
     method = core.rounds.method
-    batch = [(device, encode(contribution(s, run=core.run, method=method), "f64")) for device, s in made.items()]
+    batch = [(device, encode(contribution(s, run=core.parts.run, method=method), "f64")) for device, s in made.items()]
     assert [d.outcome for d in core.take(batch, 1.0)] == ["committed"] * len(batch)
     assert isinstance(_steps(core, 2.0)[0], Closed)
     return core
@@ -282,7 +284,7 @@ def test_min_samples_and_max_samples_are_held_to(places: Places) -> None:
             "b": ClassMeans.from_means(np.ones((3, 4)), [5, 4, 7]),
             "c": ClassMeans.from_means(np.ones((3, 4)), [5, 90, 7]),
         }
-        made = core.take([(d, encode(contribution(s, run=core.run))) for d, s in sent.items()], 1.0)
+        made = core.take([(d, encode(contribution(s, run=core.parts.run))) for d, s in sent.items()], 1.0)
         assert [d.outcome for d in made] == ["committed", "rejected", "rejected"]
         assert "at least 5 examples" in made[1].receipt.reason
         assert "at most 100 samples" in made[2].receipt.reason
@@ -291,8 +293,8 @@ def test_min_samples_and_max_samples_are_held_to(places: Places) -> None:
 @pytest.mark.parametrize("given", [None, 0.7, 0.0])
 def test_the_aggregator_sets_the_ridge(places: Places, given: float | None) -> None:
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        settings = dataclasses.replace(SETTINGS, rounds=1, hyper={} if given is None else {"ridge": given})
-        core = Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
+        settings = dataclasses.replace(SETTINGS, rounds=1, ridge=given)
+        core = rounds_of(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)
         _steps(core, 0.0)
@@ -312,8 +314,8 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(places: Pla
     part = FeatureGram.of(z, rng.integers(0, CLASSES, 16), CLASSES)
     for ridge, words in ((1e-6, "16 samples for 16 features, and a ridge of 1e-06"), (0.1, "")):
         with DurableStore(places(f"s{ridge}"), BUNDLE, "fleet") as store:
-            settings = Settings(rounds=1, hyper={"ridge": ridge})
-            core = Coordinator(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
+            settings = Settings(rounds=1, ridge=ridge)
+            core = rounds_of(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
             core.status("a", _birth(), 0.0)
             _steps(core, 0.0)
             core.take([("a", _sums(core, part))], 1.0)
@@ -324,7 +326,7 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(places: Pla
 
 def test_a_round_in_which_every_class_was_withheld_is_warned_of(places: Places) -> None:
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(name="ffc"), BUNDLE, dataclasses.replace(SETTINGS, rounds=1), now=0.0)
+        core = rounds_of(store, manifest(name="ffc"), BUNDLE, dataclasses.replace(SETTINGS, rounds=1), now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)
         _steps(core, 0.0)
@@ -337,10 +339,10 @@ def test_a_round_in_which_every_class_was_withheld_is_warned_of(places: Places) 
 @pytest.mark.parametrize(("name", "given"), [("ncm", {"ridge": 1.0}), ("fedcof", {"form": "discriminant"})])
 def test_what_no_head_is_made_with_is_refused(places: Places, name: str, given: dict[str, object]) -> None:
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        settings = dataclasses.replace(SETTINGS, rounds=1, method=name, hyper=given)
+        settings = dataclasses.replace(SETTINGS, rounds=1, method=name, **given)
         line = f"--{next(iter(given))}, expected a round whose head is made with it, got rounds of {name}"
         with pytest.raises(UsageError, match=line):
-            Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
+            rounds_of(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
 
 
 def test_after_a_restart_a_liar_is_still_left_out(places: Places) -> None:
@@ -349,11 +351,11 @@ def test_after_a_restart_a_liar_is_still_left_out(places: Places) -> None:
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, one)
         _steps(core, 0.0)
-        core.take([("a", encode(contribution(liar, run=core.run), "f64"))], 1.0)
+        core.take([("a", encode(contribution(liar, run=core.parts.run), "f64"))], 1.0)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, one)
         for device, seed in (("b", 1), ("c", 2)):
-            core.take([(device, encode(contribution(means(seed), run=core.run), "f64"))], 1.0)
+            core.take([(device, encode(contribution(means(seed), run=core.parts.run), "f64"))], 1.0)
         assert isinstance(_steps(core, 2.0 + SETTLE_S)[0], Closed)
         assert [found.device for found in core.findings] == ["a"]
         np.testing.assert_allclose(core.state.prototypes.rows, means(1).merge(means(2)).means[:2])
@@ -365,7 +367,7 @@ def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(places: Pla
     made = msgspec.structs.replace(manifest(name="ffc"), extractor=shared.hex())
     settings = dataclasses.replace(SETTINGS, rounds=1)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        core = Coordinator(store, made, BUNDLE, settings, now=0.0)
+        core = rounds_of(store, made, BUNDLE, settings, now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)
         _steps(core, 0.0)
@@ -388,3 +390,29 @@ def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(places: Pla
         _steps(core, 2.0)
         pooled = gram(0).merge(gram(1)).merge(gram(2))
         np.testing.assert_allclose(core.state.head.rows, solve_head(pooled, RIDGE), rtol=1e-6)
+
+
+def test_which_rounds_are_asked_for(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        two, none = Settings(rounds=2), Settings(rounds=0)
+        assert planned(store, manifest(), two) == ("fedproto", "fedproto", "ffc")
+        assert planned(store, manifest(), none) == ("ffc",)
+        assert len(planned(store, manifest(), Settings(calibrate=False))) == method("fedproto").rounds
+        assert planned(store, manifest(), two, others=(b"o" * 32,)) == ("fedproto", "fedproto")
+        assert planned(store, manifest(), two, shorter={b"o" * 32: 1}) == ("fedproto", "fedproto")
+        with pytest.raises(UsageError, match=r"FFC, expected one backbone, got 2 bundles, try --no-calibrate"):
+            planned(store, manifest(), Settings(calibrate=True), others=(b"o" * 32,))
+
+
+def test_a_store_of_rounds_takes_no_standing_sums_nor_the_other_way_round(tmp_path: Path) -> None:
+    standing, sums = Settings(method="ncm", standing=True), "--standing, expected a store of standing sums of"
+    with DurableStore(tmp_path / "rounds", BUNDLE, "fleet") as store:
+        _steps(_core(store), 0.0)
+        with pytest.raises(UsageError, match=f"{sums} ncm, or a new one, got one with 1 rounds"):
+            standing_sums(store, manifest(), BUNDLE, standing, now=0.0)
+    with DurableStore(tmp_path / "sums", BUNDLE, "fleet") as store:
+        standing_sums(store, manifest(), BUNDLE, standing, now=0.0)
+        with pytest.raises(UsageError, match="expected one of rounds, or a new one, got standing sums of ncm"):
+            _core(store)
+        with pytest.raises(UsageError, match=f"{sums} ffc, or a new one, got one of ncm"):
+            standing_sums(store, manifest(), BUNDLE, dataclasses.replace(standing, method="ffc"), now=0.0)

@@ -29,7 +29,8 @@ from protofleet.aggregator.database import beside, is_taken, place_of, read_only
 from protofleet.aggregator.database import postgres as engine
 from protofleet.aggregator.database import postgres_connection as connection
 from protofleet.aggregator.monitoring.events import StoreAway
-from protofleet.aggregator.server.service import Service, settings_of
+from protofleet.aggregator.server.service import Service
+from protofleet.aggregator.settings import AggregateSettings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.aggregator.store.records import Accepted
@@ -38,7 +39,6 @@ from protofleet.aggregator.store.standing_tables import Stands
 from protofleet.aggregator.workers.store_outage import StoreOutage
 from protofleet.contract.errors import InUseError, StoreAwayError, StoreError, StoreLostError, UsageError
 from protofleet.contract.extras import install_command
-from protofleet.contract.mqtt.link import Address
 from protofleet.contract.wire.global_state import GlobalState
 
 SECRET = "s3cret"
@@ -440,8 +440,9 @@ def test_an_aggregator_goes_on_when_its_server_was_killed(tmp_path: Path) -> Non
     broker.start()
     with own_server() as mortal:
         place = mortal.new_place()
-        settings = settings_of(rounds=8, calibrate=False, min_clients=3)
-        service = Service([bundle], Address.parse(broker.url), place_of(place), "test", settings)
+        asked = {"rounds": 8, "calibrate": False, "min_clients": 3}
+        settings = AggregateSettings(bundle=(str(bundle),), broker=broker.url, store=place, fleet="test", **asked)  # type: ignore[arg-type]
+        service = Service(settings)
         summary: dict[str, Any] = {}
         serving = threading.Thread(target=lambda: summary.update(service.run(told.append, lambda *_: None)))
         talkers = [Talker(broker.url, "test", f"d{i}", lambda a, i=i: means(i + 10 * a.round)) for i in range(3)]

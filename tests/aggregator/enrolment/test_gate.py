@@ -12,11 +12,13 @@ import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
 from postgres_server import ON_FILES, Places
 
-from protofleet.aggregator.coordinators.round_coordinator import CONTRADICTS_S, Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import CONTRADICTS_S, RoundCoordinator
 from protofleet.aggregator.database import read_only
 from protofleet.aggregator.enrolment.gate import Gate, Intrusion
 from protofleet.aggregator.enrolment.signed_publisher import SignedPublisher
 from protofleet.aggregator.rounds.round_machine import Closed
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.enrolment_tables import MAX_INTRUDERS, Intruder
 from protofleet.aggregator.store.operator_orders import give
@@ -154,8 +156,8 @@ def test_a_token_expires_and_a_new_one_takes_its_place(store: DurableStore) -> N
 # ── in the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def coordinator(store: DurableStore, **settings: object) -> Coordinator:
-    core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False, **settings), now=0.0)  # type: ignore[arg-type]
+def coordinator(store: DurableStore, **settings: object) -> RoundCoordinator:
+    core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False, **settings), now=0.0)  # type: ignore[arg-type]
     core.status("a", KEY.sign(topics.status(FLEET, "a"), encode(Status(True, bytes(8), 1, issued=1))), 0.0)
     core.advance(10.0, WALL)
     assert core.rounds.phase == "open"
@@ -178,7 +180,7 @@ def test_a_stolen_name_is_named_and_takes_nothing_from_the_device(store: Durable
     assert stored == mine  # kept with its signature
     (stranger,) = core.take([("b", plain(store))], 12.0)
     assert stranger.cause == "intruder"
-    news = {(each.device, each.cause): each.messages for each in core.gate.take_news(WALL)}
+    news = {(each.device, each.cause): each.messages for each in core.parts.gate.take_news(WALL)}
     assert news == {("a", "unsigned"): 1, ("b", "not-enrolled"): 1}
     assert {each.device for each in store.enrolment.intruders()} == {"a", "b"}
 
@@ -242,25 +244,25 @@ def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: Durable
     store.enrolment.enrol("a", KEY.public_key, WALL)
     first, newest = (KEY.sign(topic, encode(Status(True, bytes(8), 1, issued=number))) for number in (5, 9))
     for wall in (WALL, WALL + 100):
-        core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
+        core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
         for birth in (first, newest) if wall == WALL else (newest,):  # which the broker retains
             core.status("a", birth, 11.0)
         assert core.rounds.death("a", bytes(8))
         assert not core.status("a", first, 12.0)
         assert not core.rounds.is_online("a")
-        (told,) = core.gate.take_news(wall)
+        (told,) = core.parts.gate.take_news(wall)
         assert (told.device, told.cause) == ("a", "replayed")
         assert "birth 5 after 9" in told.reason
     store.enrolment.enrol("a", OTHER.public_key, WALL)  # another key has numbers of its own
-    core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
+    core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
     core.status("a", OTHER.sign(topic, encode(Status(True, b"another!", 1, issued=1))), 14.0)
-    assert not core.gate.take_news(WALL + 200)
+    assert not core.parts.gate.take_news(WALL + 200)
 
 
 def test_a_device_that_gets_forged_messages_says_so(store: DurableStore) -> None:
     core = coordinator(store)
     core.status("a", encode(Status(True, bytes(8), 1, metrics={REFUSED: 7.0})), 11.0)
-    (told,) = core.gate.take_news(WALL)
+    (told,) = core.parts.gate.take_news(WALL)
     assert (told.device, told.cause, told.messages) == ("a", "refuses", 7)
 
 
@@ -278,7 +280,7 @@ def test_orders_enrol_invite_and_revoke(store: DurableStore, places: Places) -> 
         "refused: that is no key",
         "done: no key of it was known",
     ]
-    answer = core.enrol("b", encode(enrolment_of(FLEET, "b", OTHER.public_key, token)), time.time())
+    answer = core.parts.enrol("b", encode(enrolment_of(FLEET, "b", OTHER.public_key, token)), time.time())
     assert answer is not None
     assert answer.status == "committed"
     assert store.enrolment.keys() == {"a": KEY.public_key, "b": OTHER.public_key, "d": None}
@@ -407,7 +409,7 @@ def test_what_a_store_keeps_is_read_without_its_signature(store: DurableStore) -
 
 def test_announcements_are_numbered_above_all_before(store: DurableStore) -> None:
     core = coordinator(store)
-    first = core.issue(WALL)
-    assert core.issue(WALL) == first + 1
-    assert core.issue(WALL - 1e6) == first + 2  # a clock that was set back
-    assert core.issue(WALL + 1) == int((WALL + 1) * 1000)
+    first = core.parts.numbers.issue(WALL)
+    assert core.parts.numbers.issue(WALL) == first + 1
+    assert core.parts.numbers.issue(WALL - 1e6) == first + 2  # a clock that was set back
+    assert core.parts.numbers.issue(WALL + 1) == int((WALL + 1) * 1000)

@@ -444,7 +444,7 @@ def serves(tmp_path):
 
         def made(trusted, limit_bytes=65_536):
             address = Address.parse("mqtt://127.0.0.1:1")
-            options = {"trusted": trusted, "log": lambda line: None, "stopping": threading.Event()}
+            options = {"trusted": trusted, "stopping": threading.Event()}
             server = HelperServer(helper(kept, enrolled(*names(3)), 3), Signer(KEY.sign), address, FLEET, **options)
             server._link, server._limit_bytes = Sent(), limit_bytes
             return server

@@ -18,12 +18,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from postgres_server import ON_FILES, Places
 
 from protofleet import Aggregator
-from protofleet.aggregator.coordinators import standing_coordinator
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.coordinators.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
+from protofleet.aggregator.coordinators.kinds import MAX_SAMPLES, rounds_of, standing_sums
+from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.merging.exact_sums import ExactSum, Standing
 from protofleet.aggregator.monitoring.drift import drift_of
-from protofleet.aggregator.server.service import settings_of
+from protofleet.aggregator.parts.steps import Solved
+from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.standing import standing_sums as sums_module
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import Obeyed, give
 from protofleet.contract.drift import Drift
@@ -131,7 +132,7 @@ def test_exact_sums_are_the_statistic_within_half_a_unit(statistic: Statistic) -
 
 # ── with a store ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-SETTINGS = Settings(method="ncm", standing_every_s=EVERY_S, encoding="f64")
+SETTINGS = Settings(method="ncm", standing=True, every=EVERY_S, encoding="f64")
 
 
 @pytest.fixture
@@ -141,12 +142,12 @@ def store(places: Places) -> Iterator[DurableStore]:
 
 
 def core_of(store: DurableStore, settings: Settings = SETTINGS, now: float = 0.0) -> StandingCoordinator:
-    return StandingCoordinator(store, manifest(), BUNDLE, settings, now=now, wall=lambda: 1000.0)
+    return standing_sums(store, manifest(), BUNDLE, settings, now=now, wall=lambda: 1000.0)
 
 
 def message(core: StandingCoordinator, device: str, generation: int, seed: int | None) -> tuple[str, bytes]:
     """Sums of what seed `seed` draws, or a withdrawal."""
-    key = {"run": core.run, "round": generation, "method": core.method.name, "bundle": BUNDLE}
+    key = {"run": core.parts.run, "round": generation, "method": core.method.name, "bundle": BUNDLE}
     key["extractor"] = extractor(core.method.name)
     if seed is None:
         return device, encode(Contribution.withdrawal(**key))
@@ -225,7 +226,7 @@ def test_what_was_no_message_is_counted_once(store: DurableStore) -> None:
 
 def test_what_was_accepted_is_decoded_once(store: DurableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     core, again = core_of(store), []
-    monkeypatch.setattr(standing_coordinator, "held_by", lambda payload: again.append(payload) or decode(payload))
+    monkeypatch.setattr(sums_module, "held_by", lambda payload: again.append(payload) or decode(payload))
     assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 1, None)) == ["committed", "committed"]
     assert again == []
 
@@ -240,11 +241,11 @@ def test_what_two_generations_in_one_batch_come_to(store: DurableStore) -> None:
 
 def test_a_chunk_of_a_newer_generation_is_not_dropped_for_the_round(store: DurableStore) -> None:
     rng, shape = np.random.default_rng(1), {"width": 16}
-    core = StandingCoordinator(store, manifest(**shape), BUNDLE, dataclasses.replace(SETTINGS, method="ffc"), now=0.0)
+    core = standing_sums(store, manifest(**shape), BUNDLE, dataclasses.replace(SETTINGS, method="ffc"), now=0.0)
     sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
-    key = {"run": core.run, "round": 7, "method": "ffc", "bundle": BUNDLE, "extractor": extractor("ffc")}
+    key = {"run": core.parts.run, "round": 7, "method": "ffc", "bundle": BUNDLE, "extractor": extractor("ffc")}
     first, *others = split(
-        encode(Contribution.of(sums, **key, standing="present"), "f64"), 1024, run=core.run, round=7, method="ffc"
+        encode(Contribution.of(sums, **key, standing="present"), "f64"), 1024, run=core.parts.run, round=7, method="ffc"
     )
     assert others
     assert outcomes(core, ("a", encode(first))) == ["partial"]
@@ -406,7 +407,7 @@ def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: DurableSt
 
 def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store: DurableStore) -> None:
     core = core_of(store)
-    key = {"run": core.run, "round": 1, "method": "ncm", "bundle": BUNDLE, "extractor": extractor("ncm")}
+    key = {"run": core.parts.run, "round": 1, "method": "ncm", "bundle": BUNDLE, "extractor": extractor("ncm")}
     of_a_round = encode(Contribution.of(means(1), **key), "f64")
     (found,) = core.take([("a", of_a_round)], 0.0)
     assert found.reason == "contribution, expected one that stands, got one of a round"
@@ -420,7 +421,7 @@ def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store:
         ({"method": "fedproto"}, "--standing, expected a method whose sums add up .*: ffc or ncm, got fedproto"),
         ({"max_samples": MAX_SAMPLES + 1}, "--max-samples, expected at most 10,000,000 with --standing"),
         ({"limit_bytes": 100}, "--limit-bytes, expected at least"),
-        ({"hyper": {"ridge": 1.0}}, "--ridge, expected a round whose head is made with it, got rounds of ncm"),
+        ({"ridge": 1.0}, "--ridge, expected a round whose head is made with it, got rounds of ncm"),
     ],
 )
 def test_settings_that_cannot_stand(store: DurableStore, changed: dict[str, object], words: str) -> None:
@@ -442,7 +443,7 @@ def test_what_one_device_may_say_is_bounded_here_too(store: DurableStore, bounds
 def test_another_ridge_is_a_reason_for_another_head(store: DurableStore) -> None:
     chosen = dataclasses.replace(SETTINGS, method="ffc", limit_bytes=4096)
     core = core_of(store, chosen)
-    assert core.largest_message_bytes > core.limit_bytes  # a contribution is taken whole
+    assert core.largest_message_bytes > core.parts.terms.limit_bytes  # a contribution is taken whole
     core.take([message(core, "a", 1, 1)], 0.0)
     assert core.rounds.due_in_s(0.0) == 0.0
     steps(core, 0.0)
@@ -450,7 +451,7 @@ def test_another_ridge_is_a_reason_for_another_head(store: DurableStore) -> None
     assert core.rounds.due_in_s(1.0) == 0.0  # orders are looked for long before the head is due
     steps(core, 60.0)
     assert steps(core_of(store, chosen, now=61.0), 300.0) == []
-    other = core_of(store, dataclasses.replace(chosen, hyper={"ridge": 7.0}), now=62.0)
+    other = core_of(store, dataclasses.replace(chosen, ridge=7.0), now=62.0)
     assert [type(step) for step in steps(other, 300.0)] == [Solved]
 
 
@@ -466,13 +467,13 @@ def test_noise_does_not_stand(store: DurableStore) -> None:
     made = manifest(name="fedhkd")
     made = type(made)(**{f: getattr(made, f) for f in made.__struct_fields__} | {"hyper": {**made.hyper, "noise": 1.0}})
     with pytest.raises(UsageError, match=r"expected a bundle without noise, got fedhkd with noise.*try rounds"):
-        StandingCoordinator(store, made, BUNDLE, noised, now=0.0)
+        standing_sums(store, made, BUNDLE, noised, now=0.0)
 
 
 def test_a_store_is_of_rounds_or_stands_and_of_one_method(store: DurableStore) -> None:
     core_of(store)
     with pytest.raises(UsageError, match="expected one of rounds, or a new one, got standing sums of ncm"):
-        Coordinator(store, manifest(), BUNDLE, Settings(), now=0.0)
+        rounds_of(store, manifest(), BUNDLE, Settings(), now=0.0)
     with pytest.raises(UsageError, match="of ffc, or a new one, got one of ncm, try another --store"):
         core_of(store, dataclasses.replace(SETTINGS, method="ffc"))
 
@@ -495,8 +496,8 @@ def test_a_store_with_rounds_does_not_stand(store: DurableStore) -> None:
 )
 def test_options_that_do_not_go_with_standing_sums(given: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        settings_of(standing=True, **given)
-    assert settings_of(standing=True, every="15m").standing_every_s == 900.0
+        Settings(standing=True, **given)
+    assert Settings(standing=True, every="15m").standing_every_s == 900.0
 
 
 def test_several_bundles_may_stand_without_a_word_on_calibration(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, manifest
 from postgres_server import ON_FILES, Places
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of, standing_sums
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.ingest.ingest import Decision
 from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.merging.forgotten_classes import with_class
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.backup import back_up, restore
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import Obeyed, give
@@ -53,7 +54,7 @@ def store(places: Places) -> Iterator[DurableStore]:
         yield made
 
 
-def obeyed(core: Coordinator | StandingCoordinator, path: Path, what: str, name: str = NAME) -> str:
+def obeyed(core: RoundCoordinator | StandingCoordinator, path: Path, what: str, name: str = NAME) -> str:
     """The outcome of an order; what else is due is done, too."""
     give(path, what, "", "me", detail=name)
     found, now = "", next(NOW)
@@ -66,16 +67,16 @@ def obeyed(core: Coordinator | StandingCoordinator, path: Path, what: str, name:
 
 
 def standing(store: DurableStore, name: str, encoding: str = "f64") -> StandingCoordinator:
-    settings = Settings(method=name, standing_every_s=0.0, encoding=encoding)
-    return StandingCoordinator(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
+    settings = Settings(method=name, standing=True, every=0.0, encoding=encoding)
+    return standing_sums(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
 
 
 def message(core: StandingCoordinator, device: str, generation: int = 1, **how: bool) -> bytes:
-    key = {"run": core.run, "round": generation, "method": core.method.name, "bundle": BUNDLE}
+    key = {"run": core.parts.run, "round": generation, "method": core.method.name, "bundle": BUNDLE}
     given = Contribution.of(
         summed(core.method.name, device, **how), **key, extractor=extractor(core.method.name), standing="present"
     )
-    return encode(given, core._encoding)
+    return encode(given, core.parts.terms.encoding(core.method))
 
 
 def sent(core: StandingCoordinator, device: str, generation: int = 1, **how: bool) -> str:
@@ -229,19 +230,25 @@ def test_a_restored_backup_forgets_the_class_again(tmp_path: Path, places: Place
 
 def rounds(
     store: DurableStore, name: str, devices: Iterable[str] = DEVICES, least: int = 1, *, windows: bool = False
-) -> Coordinator:
-    stays = {"every_s": 1.0, "window_s": 1e9, "max_clients": least} if windows else {}
-    policy = Policy(min_clients=least, **stays)  # type: ignore[arg-type]
-    settings = Settings(method=name, rounds=2, calibrate=False, policy=policy, encoding="f64", max_share=1.0)
-    core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
+) -> RoundCoordinator:
+    stays = {"every": 1.0, "window": 1.0, "max_clients": least} if windows else {}
+    chosen = {
+        "method": name,
+        "rounds": 2,
+        "calibrate": False,
+        "min_clients": least,
+        "max_share": 1.0,
+    }
+    settings = Settings(encoding="f64", **chosen, **stays)  # type: ignore[arg-type]
+    core = rounds_of(store, manifest(), BUNDLE, settings, now=0.0)
     for device in devices:
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
     return core
 
 
-def contribute(core: Coordinator, device: str, **how: bool) -> str:
+def contribute(core: RoundCoordinator, device: str, **how: bool) -> str:
     name = core.rounds.method
-    key = {"run": core.run, "round": core.rounds.number, "method": name, "extractor": extractor(name)}
+    key = {"run": core.parts.run, "round": core.rounds.number, "method": name, "extractor": extractor(name)}
     (decision,) = core.take([(device, encode(contribution(summed(name, device, **how), **key), "f64"))], 0.0)
     return decision.outcome
 
@@ -263,7 +270,7 @@ def test_what_comes_back_of_a_round_is_what_a_fleet_without_the_class_would_have
                 assert obeyed(core, path, "forget class").startswith("done: 2 devices had sent it")
                 assert core.announcement().withheld == (GONE,)
                 assert contribute(core, "a") == ("rejected" if name == "ffc" else "committed")  # of the second round
-                assert all(GONE not in each.body.classes for n in (1, 2) for each in core._messages(n, name))
+                assert all(GONE not in each.body.classes for n in (1, 2) for each in core.books.messages(n, name))
             found.append(core.state)
     assert found[0].version == found[1].version + 1
     for kind, rows in found[1].rows.items():
@@ -286,11 +293,11 @@ def test_an_open_round_goes_on_without_the_class(store: DurableStore, places: Pl
     (rows,) = core.state.rows.values()
     assert list(rows.classes) == [0, 2]
     left = [summed(name, device, without=True).counts.sum() for device in DEVICES]
-    assert [each.samples for each in core._messages(1, name)] == ([0, *left[1:]] if name == "ffc" else left)
+    assert [each.samples for each in core.books.messages(1, name)] == ([0, *left[1:]] if name == "ffc" else left)
 
 
 def test_what_networks_were_trained_with_cannot_be_forgotten(store: DurableStore, places: Places) -> None:
-    core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1), now=0.0)
+    core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1), now=0.0)
     outcome = obeyed(core, places("s"), "forget class")
     assert outcome.startswith("refused: in rounds of fedproto devices train on all their classes, and no network unle")
     assert core.announcement().withheld == ()
@@ -319,7 +326,7 @@ def test_a_class_that_is_forgotten_again_is_named_once() -> None:
 def test_what_came_late_before_does_not_bring_the_class_back(store: DurableStore, places: Places) -> None:
     core = rounds(store, "ncm", ("a", "c"), least=2, windows=True)
     core.advance(next(NOW), 0.0)
-    key = {"run": core.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
+    key = {"run": core.parts.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
     late = encode(contribution(summed("ncm", "b"), **key), "f64")
     for number in (1, 2):
         assert [contribute(core, device, without=number == 2) for device in "ac"] == ["committed"] * 2

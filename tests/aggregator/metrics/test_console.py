@@ -7,16 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
+from log_lines import drawing
 
 from protofleet import aggregator
-from protofleet.aggregator.metrics.console import Progress
 from protofleet.aggregator.monitoring import events
 
 
 def _lines(*told: events.Event) -> list[str]:
     text = io.StringIO()
-    progress = Progress(Console(file=text, width=40))
+    progress = drawing(text, 40)
     for event in told:
         progress(event)
     return text.getvalue().splitlines()
@@ -107,7 +106,7 @@ def test_invented_names_do_not_fill_the_log() -> None:
 
 def test_an_event_without_a_line_is_a_mistake_that_shows() -> None:
     with pytest.raises(TypeError, match="no line for object"):
-        Progress(Console(file=io.StringIO()))(object())
+        drawing(io.StringIO())(object())
 
 
 def test_the_public_names() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import urllib.error
@@ -19,21 +23,28 @@ from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, mean
 from aggregator_server_samples import FLEET, wait
 from brokers import Embedded
 from certificates import issue
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.utils import floatToGoString
+from scraped import OneGauge, text_of
 from talker import Talker
 
 import protofleet
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.metrics.metrics import Metrics
-from protofleet.aggregator.metrics.metrics_server import MOST, MetricsServer, parse_metrics
+from protofleet.aggregator.metrics.metrics_server import MOST, MetricsServer
 from protofleet.aggregator.monitoring import events
+from protofleet.aggregator.settings import Settings, metrics_address
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.errors import UsageError
+from protofleet.contract.extras import install_command
 from protofleet.contract.mqtt.certificates import Expiry
 from protofleet.contract.mqtt.link import Address, Link
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Status
 from tests.aggregator.merging.test_exact_sums import core_of, message, outcomes
+
+ONE = b"# HELP x x\n# TYPE x gauge\nx 1.0\n"
 
 
 @pytest.fixture
@@ -115,13 +126,13 @@ def test_when_certificates_expire_is_told_and_read_anew_each_time(tmp_path: Path
     files = {"ca_file": f"{tmp_path}/ca.pem", "cert_file": f"{tmp_path}/d1.pem", "key_file": f"{tmp_path}/d1.key"}
     with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = core_of(store)
-        assert "expiry" not in Metrics("fleet", core, store.refused_devices, address=Address("b", 1883)).text()
+        assert "expiry" not in text_of(Metrics("fleet", core, store.refused_devices, address=Address("b", 1883)))
         metrics = Metrics("fleet", core, store.refused_devices, address=Address.parse("mqtts://b", **files))
         until = issue(tmp_path, "d1", issue(tmp_path, "ca"))[0].not_valid_after_utc.timestamp()
         for of in ("certificate", "authority"):
-            assert f'protofleet_expiry_timestamp_seconds{{of="{of}"}} {until:.17g}\n' in metrics.text()
+            assert f'\nprotofleet_expiry_timestamp_seconds{{of="{of}"}} {floatToGoString(until)}\n' in text_of(metrics)
         metrics.broker_certificate = lambda: Expiry("broker's certificate", "b", 0.0, until)
-        assert f'protofleet_expiry_timestamp_seconds{{of="broker_certificate"}} {until:.17g}\n' in metrics.text()
+        assert f'{{of="broker_certificate"}} {floatToGoString(until)}\n' in text_of(metrics)
 
 
 def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
@@ -132,7 +143,7 @@ def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
 
         def said(*names: str) -> list[float]:
             metrics.look()
-            found = dict(line.rsplit(" ", 1) for line in metrics.text().splitlines() if not line.startswith("#"))
+            found = dict(line.rsplit(" ", 1) for line in text_of(metrics).splitlines() if not line.startswith("#"))
             return [float(found[f"protofleet_{name}"]) for name in names]
 
         metrics(events.LinkUp("mqtt://here", 9))
@@ -144,13 +155,13 @@ def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
         metrics(events.OrderDone("remove", "b", "me", "done", 0))
         assert said('devices{state="standing"}', 'devices{state="refused"}') == [1, 1]
     with DurableStore(tmp_path / "rounds", BUNDLE, "fleet") as store:
-        rounds = Coordinator(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
+        rounds = rounds_of(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
         metrics = Metrics("fleet", rounds, store.refused_devices, wall=lambda: now[0])
         rounds.status("a", encode(Status(True, b"instance", 1)), 0.0)
         for number in (1, 2):
             rounds.advance(0.0, now[0])
             assert said("round", "round_open", "round_age_seconds") == [number, 1, 0]
-            rounds.take([("a", encode(contribution(run=rounds.run, round=number), "f64"))], 0.0)
+            rounds.take([("a", encode(contribution(run=rounds.parts.run, round=number), "f64"))], 0.0)
             rounds.advance(0.0, now[0])
             now[0] += 50.0
             assert said("round_open", "round_age_seconds", "round_contributions") == [0, 50, 1]
@@ -162,13 +173,13 @@ def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("protofleet.aggregator.metrics.metrics_server.ANSWER_S", 0.3)
-    with MetricsServer("127.0.0.1", 0, lambda: "x 1\n") as server:
+    with MetricsServer("127.0.0.1", 0, OneGauge()) as server:
         host, port = "127.0.0.1", int(server.url.split(":")[2].split("/")[0])
         slow = [socket.create_connection((host, port)) for _ in range(2)]
         for each in slow:
             each.sendall(b"GET /met")  # and nothing more, or a byte now and then
         with urllib.request.urlopen(server.url, timeout=60) as answer:
-            assert answer.read() == b"x 1\n"
+            assert answer.read() == ONE
         for each in slow:
             assert each.recv(100) == b""
             each.close()
@@ -183,30 +194,30 @@ def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(
 
 
 def test_where_metrics_are_served() -> None:
-    assert parse_metrics("9464") == ("127.0.0.1", 9464)
-    assert parse_metrics("0.0.0.0:9464") == ("0.0.0.0", 9464)
-    assert parse_metrics("[::1]:9464") == ("::1", 9464)
+    assert metrics_address("9464") == ("127.0.0.1", 9464)
+    assert metrics_address("0.0.0.0:9464") == ("0.0.0.0", 9464)
+    assert metrics_address("[::1]:9464") == ("::1", 9464)
     for wrong in ("here", "70000", ":1"):
         with pytest.raises(UsageError, match="--metrics, expected HOST:PORT"):
-            parse_metrics(wrong)
+            metrics_address(wrong)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="an address that is free"):
-        MetricsServer("127.0.0.1", taken.getsockname()[1], str)
+        MetricsServer("127.0.0.1", taken.getsockname()[1], OneGauge())
 
 
 def test_idle_connections_delay_no_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered while all of them are open, and they stay so for far longer than the test."""
     monkeypatch.setattr("protofleet.aggregator.metrics.metrics_server.ANSWER_S", 600.0)
-    with MetricsServer("127.0.0.1", 0, lambda: "x 1\n") as server, ExitStack() as open_ones:
+    with MetricsServer("127.0.0.1", 0, OneGauge()) as server, ExitStack() as open_ones:
         idle = [_idle(server, open_ones) for _ in range(18)]
-        assert _scraped(server) == b"x 1\n"
+        assert _scraped(server) == ONE
         assert all(map(_is_open, idle))
 
 
 def test_nor_do_more_of_them_than_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protofleet.aggregator.metrics.metrics_server.ANSWER_S", 600.0)
-    with MetricsServer("127.0.0.1", 0, lambda: "x 1\n") as server, ExitStack() as open_ones:
+    with MetricsServer("127.0.0.1", 0, OneGauge()) as server, ExitStack() as open_ones:
         idle = [_idle(server, open_ones) for _ in range(MOST + 8)]
-        assert _scraped(server) == b"x 1\n"
+        assert _scraped(server) == ONE
         cut, left = idle[:9], idle[9:]  # those who came first, one for the scraper
         assert [each.recv(100) for each in cut] == [b""] * 9
         assert all(map(_is_open, left))
@@ -216,19 +227,18 @@ def test_who_has_asked_is_not_cut_off_for_those_who_have_not(monkeypatch: pytest
     monkeypatch.setattr("protofleet.aggregator.metrics.metrics_server.ANSWER_S", 600.0)
     asked, may_go_on = threading.Event(), threading.Event()
 
-    def text() -> str:
+    def before() -> None:
         asked.set()
         assert may_go_on.wait(60)
-        return "x 1\n"
 
-    with MetricsServer("127.0.0.1", 0, text) as server, ExitStack() as open_ones:
+    with MetricsServer("127.0.0.1", 0, OneGauge(before)) as server, ExitStack() as open_ones:
         scraper = _idle(server, open_ones)
         scraper.sendall(b"rics HTTP/1.0\r\n\r\n")
         assert asked.wait(60)
         idle = [_idle(server, open_ones) for _ in range(MOST + 8)]
         assert idle[8].recv(100) == b""  # the last that has to go has gone
         may_go_on.set()
-        assert b"".join(iter(lambda: scraper.recv(1000), b"")).endswith(b"x 1\n")
+        assert b"".join(iter(lambda: scraper.recv(1000), b"")).endswith(ONE)
         assert all(map(_is_open, idle[9:]))
 
 
@@ -249,3 +259,58 @@ def _is_open(connection: socket.socket) -> bool:
         return connection.recv(100) != b""
     except BlockingIOError:
         return True
+
+
+def test_who_asks_for_open_metrics_gets_them_and_another_query_changes_nothing(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "s", BUNDLE, 'a "fleet"') as store:
+        metrics = Metrics('a "fleet"', core_of(store), store.refused_devices)
+        with MetricsServer("127.0.0.1", 0, metrics) as server:
+            asked = urllib.request.Request(server.url, headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                families = list(openmetrics.text_string_to_metric_families(answer.read().decode()))
+            plain = scraped(server.url)
+            assert scraped(f"{server.url}?name[]=nothing").keys() == plain.keys()
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["fleet"] for sample in samples if sample.name == "protofleet_info"} == {'a "fleet"'}
+    assert {sample.name.removeprefix("protofleet_") for sample in samples} == {name.partition("{")[0] for name in plain}
+
+
+def test_nothing_of_an_embedding_programs_registry_is_served_or_changed(tmp_path: Path) -> None:
+    """In a process of its own, whose global registry is that of a program of many processes."""
+    script = f"""
+        import os, sys, urllib.request
+        from pathlib import Path
+        sys.path[:0] = {sys.path!r}
+        from aggregator_samples import BUNDLE
+        from protofleet.aggregator.metrics.metrics import Metrics
+        from protofleet.aggregator.metrics.metrics_server import MetricsServer
+        from protofleet.aggregator.server import service
+        from protofleet.aggregator.settings import metrics_address
+        from protofleet.aggregator.store.durable_store import DurableStore
+        from tests.aggregator.merging.test_exact_sums import core_of
+        metrics_address("0")
+        assert "prometheus_client" not in sys.modules
+        with DurableStore(Path("s"), BUNDLE, "fleet") as store:
+            metrics = Metrics("fleet", core_of(store), store.refused_devices)
+            assert "prometheus_client" not in sys.modules
+            import prometheus_client
+            theirs = prometheus_client.Counter("theirs", "of the program that embeds us")
+            theirs.inc()
+            names = sorted(os.listdir("many"))
+            before = {{family.name for family in prometheus_client.REGISTRY.collect()}}
+            with MetricsServer("127.0.0.1", 0, metrics) as server:
+                served = urllib.request.urlopen(server.url).read().decode().splitlines()
+        assert all(line.startswith(("# HELP protofleet_", "# TYPE protofleet_", "protofleet_")) for line in served)
+        assert {{family.name for family in prometheus_client.REGISTRY.collect()}} == before
+        assert names and sorted(os.listdir("many")) == names
+    """
+    (tmp_path / "many").mkdir()
+    given = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "many")}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, env=given, check=True, timeout=120)
+
+
+def test_without_its_package_metrics_are_an_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = f"--metrics, expected prometheus_client, got nothing, try {install_command('metrics')}"
+    with pytest.raises(UsageError, match=re.escape(line)):
+        metrics_address("9464")

@@ -11,12 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from postgres_server import Places
 
-from protofleet.aggregator.coordinators.round_coordinator import SETTLE_S, Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import SETTLE_S
 from protofleet.aggregator.monitoring import events
 from protofleet.aggregator.monitoring.accuracy import AccuracyReport, fleet_accuracy
-from protofleet.aggregator.rounds.round_machine import Policy
 from protofleet.aggregator.server.run_events import RunEvents
 from protofleet.aggregator.server.run_report import Summary
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.accuracy import Accuracy
 from protofleet.contract.files.json_output import write_json
@@ -25,7 +26,7 @@ from protofleet.contract.wire.messages import Status
 from tests.aggregator.metrics.test_console import _lines
 
 DEVICES = ("a", "b")
-SETTINGS = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=2), max_samples=1000)
+SETTINGS = Settings(rounds=2, calibrate=False, min_clients=2, max_samples=1000)
 SAID = {
     "a": Accuracy(10, 0.5, 0.75, 0.25, among_own=1.0, own_samples=8, classes=10, own=2),
     "b": Accuracy(30, 0.25, 0.25, 0.75, 0.5, among_own=0.5, alone_among_own=0.5, own_samples=30, classes=10, own=3),
@@ -36,7 +37,7 @@ class Run:
     """A coordinator with its teller, in one process's life; what was told is in `told`."""
 
     def __init__(self, store: DurableStore, now: float = 0.0) -> None:
-        self.core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=now)
+        self.core = rounds_of(store, manifest(), BUNDLE, SETTINGS, now=now)
         self.told: list[events.AccuracyTold] = []
         self.teller = RunEvents(
             self.core, lambda e: self.told.append(e) if isinstance(e, events.AccuracyTold) else None
@@ -52,12 +53,12 @@ class Run:
 
     def contribute(self, now: float, devices: tuple[str, ...] = DEVICES) -> None:
         number = self.core.rounds.number
-        made = {d: contribution(means(ord(d)), run=self.core.run, round=number) for d in devices}
+        made = {d: contribution(means(ord(d)), run=self.core.parts.run, round=number) for d in devices}
         self.core.take([(device, encode(message, "f64")) for device, message in made.items()], now)
         self.advance(now)
 
     def say(self, device: str, round: int, found: Accuracy, run: bytes | None = None) -> None:
-        metrics = found.metrics(self.core.run if run is None else run, round)
+        metrics = found.metrics(self.core.parts.run if run is None else run, round)
         self.core.status(device, encode(Status(True, b"instance", 1, metrics=metrics)), 1.0)
         self.core.take([], 1.0)
         self.teller.accuracy()
@@ -141,7 +142,9 @@ def test_only_who_was_in_a_closed_round_of_this_run_is_heard_and_the_first_word_
         run.say("a", 1, Accuracy(1001, 1.0))  # more than --max-samples
         assert store.accuracy(1) == {}
         for found in (SAID["a"], Accuracy(1, 1.0)):  # in one batch
-            run.core.status("a", encode(Status(True, b"instance", 1, metrics=found.metrics(run.core.run, 1))), 1.0)
+            run.core.status(
+                "a", encode(Status(True, b"instance", 1, metrics=found.metrics(run.core.parts.run, 1))), 1.0
+            )
         run.core.take([], 1.0)
         run.say("a", 1, Accuracy(2, 1.0))
         store.keep_accuracy([AccuracyReport(1, "a", Accuracy(3, 1.0))])

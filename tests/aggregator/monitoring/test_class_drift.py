@@ -13,14 +13,16 @@ import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, extractor, manifest
 from commands import run
 from postgres_server import ON_FILES, Places
+from scraped import text_of
 
-from protofleet.aggregator.coordinators.round_coordinator import Settings
+from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.metrics.metrics import Metrics
 from protofleet.aggregator.monitoring.class_drift import ClassDriftTable, Moved, moved
 from protofleet.aggregator.monitoring.drift import BEFORE, KEPT
 from protofleet.aggregator.monitoring.events import ClassDriftSuspected
 from protofleet.aggregator.server.standing_report import StandingSummary
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.contract.drift import LEAST
@@ -84,8 +86,8 @@ def store(places: Places) -> Iterator[DurableStore]:
 
 
 def core_of(store: DurableStore) -> StandingCoordinator:
-    settings = Settings(method="ncm", standing_every_s=0.0, encoding="f64")
-    return StandingCoordinator(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
+    settings = Settings(method="ncm", standing=True, every=0.0, encoding="f64")
+    return standing_sums(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
 
 
 class Device:
@@ -99,13 +101,13 @@ class Device:
         """Its sums with 30 photos more; what is suspected from now on."""
         self.features = np.concatenate([self.features, photos(self.rng, 30, away)])
         self.generation += 1
-        key = {"run": self.core.run, "round": self.generation, "method": "ncm", "bundle": BUNDLE}
+        key = {"run": self.core.parts.run, "round": self.generation, "method": "ncm", "bundle": BUNDLE}
         given = Contribution.of(
             summed(method("ncm").statistic, self.features, 1), **key, extractor=extractor("ncm"), standing="present"
         )
         (decision,) = self.core.take([(self.name, encode(given, "f64"))], 0.0)
         assert decision.outcome == "committed"
-        return list(self.core.departures(7.0))
+        return list(self.core.parts.departures(7.0))
 
 
 def drifted(core: StandingCoordinator) -> ClassDriftSuspected:
@@ -124,12 +126,12 @@ def test_an_operator_is_told_once_and_sees_it(store: DurableStore, tmp_path: Pat
     event = drifted(core)
     assert event.name == LABELS[1]
     assert event.now > 4 * event.usual
-    assert list(core.class_drift.suspected.facts()) == [LABELS[1]]
+    assert list(core.parts.store.class_drift.suspected.facts()) == [LABELS[1]]
     summary = StandingSummary(store, "fleet", BUNDLE).content(finished=False, global_version=1)
     assert list(summary["classes_drifting"]) == [LABELS[1]]
     metrics = Metrics("fleet", core, store.refused_devices)
     metrics.look()
-    assert "\nprotofleet_classes_drifting 1\n" in metrics.text()
+    assert "\nprotofleet_classes_drifting 1.0\n" in text_of(metrics)
     told = run("fleet", "list", "--store", places("s"), "--json", tmp_path / "j")
     assert f"drift suspected of class {LABELS[1]}: " in told.stdout
     assert list(json.loads((tmp_path / "j").read_text())["classes_drifting"]) == [LABELS[1]]
@@ -162,14 +164,14 @@ def test_what_is_forgotten_leaves_nothing(
 ) -> None:
     core = core_of(store)
     drifted(core)
-    core.class_drift.hear("b", [Moved(1, 30, 2.0)], LABELS)  # and not kept yet
+    core.parts.store.class_drift.hear("b", [Moved(1, 30, 2.0)], LABELS)  # and not kept yet
     give(tmp_path / "s", what, named["device"], "me", detail=named.get("detail", ""))
     while core.advance(1e3, 1e3):
         pass
-    assert core.departures(9.0) == []
+    assert core.parts.departures(9.0) == []
     with closing(sqlite3.connect(tmp_path / "s")) as db:
         assert {name for (name,) in db.execute("SELECT device FROM class_drift")} == left
-    assert core.class_drift.suspected == ClassDriftTable(store._file).suspected
+    assert core.parts.store.class_drift.suspected == ClassDriftTable(store._file).suspected
 
 
 def test_false_alarms_are_rare(store: DurableStore) -> None:

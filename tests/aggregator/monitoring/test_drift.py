@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
 from commands import one_error_line, run
+from log_lines import drawing
 from postgres_server import Places
+from scraped import text_of
 
-from protofleet.aggregator.metrics.console import Progress
 from protofleet.aggregator.metrics.metrics import Metrics
 from protofleet.aggregator.monitoring import drift as drift_module
 from protofleet.aggregator.monitoring.drift import BEFORE, KEPT, departure
@@ -116,7 +118,7 @@ def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(
     assert event == DriftSuspected("a", "distance", 1.5, 1.0)
     assert says("a", Drift(22, 0.06, 1.5)) == []  # told once
     metrics.look()
-    assert 'devices{state="drifting"} 1' in metrics.text()
+    assert 'devices{state="drifting"} 1' in text_of(metrics)
     summary = StandingSummary(store, "fleet", BUNDLE).content(finished=False, global_version=0)
     assert summary["drifting"] == {"a": {"figure": "distance", "now": 1.5, "usual": 1.0, "limit": 1.2}}
     shown = run("fleet", "show", "a", "--store", path).stdout
@@ -168,12 +170,10 @@ def test_a_flood_of_names_is_not_heard_and_nothing_is_written_of_who_was_forgott
 
 
 def test_the_line_that_a_person_reads() -> None:
-    from rich.console import Console
-
-    console = Console(record=True, width=200)
-    Progress(console)(DriftSuspected("porch", "unlike", 0.4, 0.02))
+    text = io.StringIO()
+    drawing(text)(DriftSuspected("porch", "unlike", 0.4, 0.02))
     said = "drift: porch departs from itself: share unlike earlier photos 40%, usually 2%; protofleet fleet show porch"
-    assert said in console.export_text()
+    assert said in text.getvalue()
 
 
 def test_whoever_only_told_of_drift_is_known_and_can_be_forgotten(tmp_path: Path) -> None:

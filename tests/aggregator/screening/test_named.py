@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, manifest
 from commands import one_error_line, run
+from log_lines import drawing
 from postgres_server import Places
-from rich.console import Console
 
 from protofleet.aggregator.commands.solve_again import solve_again
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.metrics.console import Progress
-from protofleet.aggregator.rounds.round_machine import Closed, Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.rounds.round_machine import Closed
 from protofleet.aggregator.screening.outliers import Finding, Screening
 from protofleet.aggregator.server.run_events import RunEvents
 from protofleet.aggregator.server.run_report import Summary
-from protofleet.aggregator.server.service import settings_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.finding_tables import newest_findings, put_findings
 from protofleet.aggregator.store.finding_tables import verdicts as verdicts_of
@@ -48,16 +47,16 @@ def sums(name: str, seed: int, shift: int = 0) -> Statistic:
 def a_round(path: Path, name: str, sent: Mapping[str, Statistic], told: io.StringIO | None = None, **given: object):
     """The state after one round of these contributions, and what was found."""
     with DurableStore(path, BUNDLE, "fleet") as store:
-        settings = Settings(method=name, rounds=1, calibrate=False, encoding="f64", policy=Policy(len(sent)), **given)
-        core = Coordinator(store, manifest(name=name), BUNDLE, settings, now=0.0)
-        teller = RunEvents(core, Progress(Console(file=told or io.StringIO(), width=400)))
+        settings = Settings(method=name, rounds=1, calibrate=False, encoding="f64", min_clients=len(sent), **given)
+        core = rounds_of(store, manifest(name=name), BUNDLE, settings, now=0.0)
+        teller = RunEvents(core, drawing(told or io.StringIO()))
         for device in sent:
             core.status(device, encode(Status(True, b"instance", 1), "f64"), 0.0)
         while core.advance(0.0, 0.0) is not None:
             pass
         mark = extractor(name) if method(name).extractor == "bundle" else b""
         for device, statistic in sent.items():
-            made = contribution(statistic, run=core.run, method=name, extractor=mark)
+            made = contribution(statistic, run=core.parts.run, method=name, extractor=mark)
             assert core.take([(device, encode(made, "f64"))], 1.0)[0].outcome == "committed"
         while (step := core.advance(2.0, 2.0)) is not None:
             if isinstance(step, Closed):
@@ -133,7 +132,7 @@ def test_whoever_is_forgotten_is_named_no_more_and_the_others_are_judged_anew(tm
     a_round(path, "ncm", fleet("ncm"))
     with DurableStore(path, BUNDLE, "fleet") as store:
         settings = Settings(method="ncm", rounds=1, calibrate=False, encoding="f64")
-        core = Coordinator(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
+        core = rounds_of(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
         give(path, "forget", "attic", "me")
         core.advance(1.0, 1.0)
         kept = [sums("ncm", HONEST[d]) for d in ("cellar", "porch", "shed")]
@@ -161,10 +160,10 @@ def test_means_of_different_backbones_are_not_compared(tmp_path: Path) -> None:
     """They contradict each other, and nobody lies."""
     with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         settings = Settings(rounds=1, calibrate=False)
-        alone = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
-        several = Coordinator(store, manifest(), BUNDLE, settings, now=0.0, others=(bytes(range(50, 82)),))
-    assert alone._suspects(method("fedproto")) == "leave-out"
-    assert several._suspects(method("fedproto")) == "ignore"
+        alone = rounds_of(store, manifest(), BUNDLE, settings, now=0.0)
+        several = rounds_of(store, manifest(), BUNDLE, settings, now=0.0, others=(bytes(range(50, 82)),))
+    assert alone.books.suspects(method("fedproto")) == "leave-out"
+    assert several.books.suspects(method("fedproto")) == "ignore"
 
 
 def test_a_median_of_unit_means_is_one(tmp_path: Path) -> None:
@@ -177,18 +176,18 @@ def test_a_median_of_unit_means_is_one(tmp_path: Path) -> None:
 
 
 def test_what_the_command_takes() -> None:
-    assert (settings_of().suspects, settings_of(suspects="name").suspects, settings_of(max_share=0.1).max_share) == (
+    assert (Settings().suspects, Settings(suspects="name").suspects, Settings(max_share=0.1).max_share) == (
         "leave-out",
         "name",
         0.1,
     )
-    with pytest.raises(UsageError, match="--suspects, expected leave-out or name or ignore, got leave-in"):
-        settings_of(suspects="leave-in")
+    with pytest.raises(UsageError, match="--suspects, expected leave-out, name or ignore, got leave-in"):
+        Settings(suspects="leave-in")
     with pytest.raises(UsageError, match="--suspects with --standing"):
-        settings_of(standing=True, suspects="name")
+        Settings(standing=True, suspects="name")
     for share in (0.0, 1.1, float("nan")):
         with pytest.raises(UsageError, match="--max-share"):
-            settings_of(max_share=share)
+            Settings(max_share=share)
 
 
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
@@ -219,11 +218,11 @@ def test_a_store_of_rounds_has_said_who_contradicts_when_they_closed(tmp_path: P
 
 def test_who_is_left_out_is_to_be_told_and_that_it_counts_again(places: Places) -> None:
     """Of the newest closed round that it took part in, also by an aggregator that was started anew."""
-    path, settings = places("s"), Settings(method="ncm", rounds=3, calibrate=False, encoding="f64", policy=Policy(5))
+    path, settings = places("s"), Settings(method="ncm", rounds=3, calibrate=False, encoding="f64", min_clients=5)
     told: dict[int, Mapping[str, Receipt]] = {}
     for number, liar in ((1, "hall"), (2, None), (3, "hall")):
         with DurableStore(path, BUNDLE, "fleet") as store:
-            core = Coordinator(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
+            core = rounds_of(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
             assert core.verdicts == told.get(number - 1, {})
             for device in DEVICES:
                 core.status(device, encode(Status(True, b"instance", 1), "f64"), 0.0)
@@ -231,7 +230,9 @@ def test_who_is_left_out_is_to_be_told_and_that_it_counts_again(places: Places) 
                 pass
             assert core.rounds.number == number
             for device, statistic in fleet("ncm", liar).items():
-                made = contribution(statistic, run=core.run, round=number, method="ncm", extractor=extractor("ncm"))
+                made = contribution(
+                    statistic, run=core.parts.run, round=number, method="ncm", extractor=extractor("ncm")
+                )
                 assert core.take([(device, encode(made, "f64"))], 1.0)[0].outcome == "committed"
             assert store.verdicts() == told.get(number - 1, {})  # of a round that is open nothing is told
             while not isinstance(core.advance(2.0, 2.0), Closed):
@@ -240,7 +241,7 @@ def test_who_is_left_out_is_to_be_told_and_that_it_counts_again(places: Places) 
             if number == 3:
                 give(path, "forget", "hall", who="test")
                 core.advance(1_000.0, 1_000.0)
-                assert core.verdict("hall") is None
+                assert core.verdicts.get("hall") is None
     assert {number: list(found) for number, found in told.items()} == {1: ["hall"], 2: ["hall"], 3: ["hall"]}
     assert [(found["hall"].round, found["hall"].status, found["hall"].counts) for found in told.values()] == [
         (1, "duplicate", False),

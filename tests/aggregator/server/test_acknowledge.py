@@ -11,9 +11,8 @@ from aggregator_samples import bundle_file, means
 from aggregator_server_samples import FLEET, Listener, Running, wait
 from broker_log import Witness
 
-from protofleet.aggregator.coordinators.round_coordinator import Settings
 from protofleet.aggregator.monitoring import events
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.records import Accepted, Tally
 from protofleet.contract.errors import StoreError
@@ -21,7 +20,7 @@ from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Contribution, Receipt, Status
 
-ONE = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=2))
+ONE = Settings(rounds=1, calibrate=False, min_clients=2)
 UP, DOWN, AGGREGATOR = topics.up(FLEET, "d"), topics.down(FLEET, "d"), f"pf-{FLEET}-aggregator"
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import paho.mqtt.client as mqtt
 import psutil
 import pytest
 from brokers import free_port
+from commands import one_error_line, run
 
-from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker
+from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, read_passwords
 from protofleet.contract.errors import UsageError
 from protofleet.contract.extras import install_command
 from protofleet.contract.mqtt.address import parse_listen
@@ -63,6 +67,22 @@ def test_it_ends_when_its_parent_is_killed() -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the broker outlived its parent"
         time.sleep(0.05)
+
+
+def test_a_process_that_takes_long_to_go_though_it_was_killed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = EmbeddedBroker().start()
+    process = psutil.Process(broker.pid)
+    wait = subprocess.Popen.wait
+
+    def slow(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if self.pid == process.pid and timeout is not None:
+            raise subprocess.TimeoutExpired("broker", timeout)
+        return wait(self, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", slow)
+    broker.stop()
+    assert not broker.running
+    process.wait(timeout=60)
 
 
 def test_a_port_in_use_is_one_line() -> None:
@@ -170,3 +190,52 @@ def _payload(link: Link) -> bytes | None:
         return None
     link.acknowledge(event)
     return event.payload
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "expected"),
+    [
+        (None, 0o600, "No such file"),
+        ("secret-word\n", 0o600, "another line 1"),
+        ("# ours\nuser:\n", 0o600, "another line 2"),
+        (":secret-word\n", 0o600, "another line 1"),
+        ("a:secret-word\na:secret-word\n", 0o600, "another line 2"),
+        ("a:secret\tword\n", 0o600, "another line 1"),
+        ("# nobody\n\n", 0o600, "a line USER:PASSWORD or more, got none"),
+        ("a:secret-word\n", 0o604, "chmod 600"),
+        ("a:secret-word\n" * 100_000, 0o600, "at most 1,048,576 bytes"),
+    ],
+)
+def test_a_password_file_of_another_form_is_one_line_without_its_words(
+    tmp_path: Path, text: str | None, mode: int, expected: str
+) -> None:
+    path = tmp_path / "passwords"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    line = one_error_line(run("broker", "--listen", "127.0.0.1:0", "--password-file", path))
+    assert expected in line
+    assert "secret" not in line
+
+
+def test_who_gives_no_password_of_the_file_is_not_let_in(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    path.write_text('# two\nфлот:a"b\\c=é\nother:x:y\n', encoding="utf-8")
+    path.chmod(0o600)
+    with EmbeddedBroker(passwords=read_passwords(path)) as broker:
+        given = [("флот", 'a"b\\c=é'), ("other", "x:y"), ("other", 'a"b\\c=é'), ("другой", "x:y"), (None, None)]
+        assert [_is_let_in(broker.port, *who) for who in given] == [True, True, False, False, False]
+
+
+def _is_let_in(port: int, user: str | None, password: str | None) -> bool:
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, "one", protocol=mqtt.MQTTv5)
+    client.username_pw_set(user, password)
+    said: queue.Queue[bool] = queue.Queue()
+    client.on_connect = lambda client, data, flags, reason, properties: said.put(not reason.is_failure)
+    client.on_disconnect = lambda client, data, flags, reason, properties: said.put(False)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    try:
+        return said.get(timeout=20)
+    finally:
+        client.loop_stop()

@@ -14,22 +14,22 @@ import pytest
 from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
 from aggregator_server_samples import FLEET, Listener, Running, wait
 from brokers import BROKERS, TestBroker, make_broker
-from rich.console import Console
+from log_lines import drawing
 from talker import Talker
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.metrics.console import Progress
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.monitoring import events
 from protofleet.aggregator.rounds.round_machine import DEADLINE_S, Policy
 from protofleet.aggregator.server import ending as ending_module
 from protofleet.aggregator.server import run_events as events_module
 from protofleet.aggregator.server.run_events import RunEvents
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Announcement, Contribution, Receipt, Status
 
-ONE = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=1, deadline_s=2.0))
+ONE = Settings(rounds=1, calibrate=False, min_clients=1, deadline=2.0)
 
 
 @pytest.fixture(params=BROKERS)
@@ -103,7 +103,7 @@ def test_an_honest_mistake_is_answered_and_does_not_hold_the_round(
     broker: TestBroker, tmp_path: Path, mistake: str
 ) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
-    settings = dataclasses.replace(ONE, policy=Policy(min_clients=1, deadline_s=4.0))
+    settings = dataclasses.replace(ONE, min_clients=1, deadline=4.0)
     with DurableStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "odd")) as odd:
         odd.link.publish(topics.status(FLEET, "odd"), encode(Status(True, b"instance", 1)), retain=True)
         server = Running(broker.url, store, bundle, settings)
@@ -147,7 +147,7 @@ def test_a_slow_round_names_who_is_awaited(broker: TestBroker, tmp_path: Path, m
     bundle = bundle_file(tmp_path / "f.bundle")
     for i in range(8):
         _ghost(broker.url, f"d{i}")
-    settings = dataclasses.replace(ONE, policy=Policy(min_clients=8, deadline_s=60.0))
+    settings = dataclasses.replace(ONE, min_clients=8, deadline=60.0)
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings)
         wait(lambda: server.told(events.StillAwaited))
@@ -221,12 +221,12 @@ def test_a_round_whose_only_device_was_refused_says_so(tmp_path: Path) -> None:
     """It waits for another device, for as long as it takes: then whoever runs the fleet must be told why."""
     told, settings = io.StringIO(), dataclasses.replace(ONE, max_samples=5)
     with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
-        teller = RunEvents(core, Progress(Console(file=told, width=400)))
+        core = rounds_of(store, manifest(), BUNDLE, settings, now=0.0)
+        teller = RunEvents(core, drawing(told))
         core.status("a", encode(Status(True, b"instance", 1)), 0.0)
         while core.advance(1.0, 1.0) is not None:
             pass
-        sent = contribution(means(3), run=core.run)
+        sent = contribution(means(3), run=core.parts.run)
         assert core.take([("a", encode(sent))], 2.0)[0].outcome == "rejected"
         teller.waits(2.0)
     assert "round 1 awaits nobody and has 0 of 1 contribution" in told.getvalue()

@@ -23,10 +23,10 @@ from commands import ROOT
 from pooled_head import solve_head
 from talker import Talker
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.ingest.broken_message import digest_of
 from protofleet.aggregator.monitoring.events import LinkDown, LinkUp, RoundClosed
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.errors import StoreError
 from protofleet.contract.heads.sphere import unit_rows
@@ -184,7 +184,7 @@ def test_a_retained_message_at_qos_0_disturbs_no_round(broker: TestBroker, tmp_p
         topic = topics.status(FLEET, f"loose-{len(payload)}")
         v5 = {"protocol": paho.mqtt.client.MQTTv5, "client_id": "loose"}
         paho.mqtt.publish.single(topic, payload, qos=0, retain=True, hostname=host, port=int(port), **v5)
-    settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=3, deadline_s=1.0))
+    settings = Settings(rounds=2, calibrate=False, min_clients=3, deadline=1.0)
     bundle = bundle_file(tmp_path / "f.bundle")
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings)
@@ -201,7 +201,7 @@ def test_after_any_cuts_the_rounds_go_on(broker: TestBroker, tmp_path: Path, see
     """A connection that is lost anywhere is made again, and hears what it must: a kept session on rumqttd did not."""
     rng = np.random.default_rng(seed)
     proxies = [Proxy(broker.url, cut_after=rng.integers(1, 25, size=2).tolist()) for _ in range(4)]
-    settings = Settings(rounds=3, calibrate=False, policy=Policy(min_clients=3))
+    settings = Settings(rounds=3, calibrate=False, min_clients=3)
     bundle = bundle_file(tmp_path / "f.bundle")
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(proxies[0].url, store, bundle, settings)
@@ -221,7 +221,7 @@ def test_after_any_cuts_the_rounds_go_on(broker: TestBroker, tmp_path: Path, see
 def test_a_reconnection_sends_no_device_a_state_that_the_broker_still_has(broker: TestBroker, tmp_path: Path) -> None:
     """Whoever could make the aggregator reconnect would otherwise have it send megabytes to every device."""
     proxy, bundle, go = Proxy(broker.url), bundle_file(tmp_path / "f.bundle"), threading.Event()
-    settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=1))
+    settings = Settings(rounds=2, calibrate=False, min_clients=1)
     observer = Link(Address.parse(broker.url), "observer", subscriptions=[topics.global_all(FLEET)]).open()
     observer.wait_connected(60)
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
@@ -256,7 +256,7 @@ def _parts(observer: Link) -> int:
 
 def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(broker: TestBroker, tmp_path: Path) -> None:
     width = 2_500  # 30 KB a contribution: more than is left in the pages that are there
-    settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=2))
+    settings = Settings(rounds=1, calibrate=False, min_clients=2)
     bundle = bundle_file(tmp_path / "f.bundle", width=width)
     statistic = ClassMeans.from_means(np.random.default_rng(0).normal(size=(3, width)), [5, 6, 7])
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
@@ -364,13 +364,13 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--rule", "medain"], "--rule, expected an aggregation rule, got medain, try one of median"),
+        (["--rule", "medain"], "--rule, expected mean, median or trimmed-mean, got medain, try one of median"),
         (["--min-clients", "0"], "--min-clients, expected 1 or more, got 0"),
-        (["--deadline", "-1"], "--deadline, expected seconds"),
+        (["--deadline", "-1"], "--deadline, expected 0 or more, got -1.0"),
         (["--fraction", "1.5"], "--fraction, expected above 0, up to 1, got 1.5"),
         (["--patience", "nan"], "--patience, expected 0.1 to 1e+06, got nan"),
-        (["--encoding", "f31"], "--encoding, expected an encoding, got f31, try one of f32"),
-        (["--sums-encoding", "int8"], "--sums-encoding, expected an encoding, got int8"),
+        (["--encoding", "f31"], "--encoding, expected f64, f32, f16, int8 or int32, got f31, try one of f32"),
+        (["--sums-encoding", "int8"], "--sums-encoding, expected f64, f32, f16 or int32, got int8"),
         (["--fleet", "a/b"], "--fleet, expected 1 to 64 of a-z"),
         (["--rounds", "0", "--no-calibrate"], "--rounds, expected 1 or more, got 0"),
         (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),
@@ -411,7 +411,7 @@ def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> No
     """Births of made-up devices beyond the bound are not followed; the run goes on with those that are."""
     bundle = bundle_file(tmp_path / "f.bundle")
     with DurableStore(tmp_path / "s", bundle, FLEET) as store:
-        core = Coordinator(store, manifest(), bundle, SETTINGS, now=0.0)
+        core = rounds_of(store, manifest(), bundle, SETTINGS, now=0.0)
         birth = encode(Status(True, b"instance", 1))
         assert core.status("d1", birth, 0.0)
         assert not core.status("d1", birth, 0.0)

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from protofleet.aggregator.monitoring import events
 from protofleet.aggregator.server import service as service_module
 from protofleet.aggregator.server import sole_aggregator as seat_module
-from protofleet.aggregator.server.service import Service, settings_of
+from protofleet.aggregator.server.beginning import Beginning
+from protofleet.aggregator.server.service import Service
 from protofleet.aggregator.server.sole_aggregator import ANSWER_S, LISTEN_S, SoleAggregator
+from protofleet.aggregator.settings import AggregateSettings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.errors import LinkError
-from protofleet.contract.mqtt.link import Address
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Announcement, Status
@@ -241,14 +242,14 @@ def test_a_new_run_is_one_for_the_server_too(tmp_path: Path, monkeypatch: pytest
     bundle_file(tmp_path / "f.bundle")
     told = list[object]()
 
-    def made(*_: object, **options: object) -> NoReturn:
-        told.append(options["is_new_run"])
+    def made(*_: object, beginning: Beginning, **options: object) -> NoReturn:
+        told.append(beginning.is_new_run)
         raise LinkError("no broker here")
 
     monkeypatch.setattr(service_module, "Server", made)
     for new_run in (False, True):
-        address = Address.parse("mqtt://127.0.0.1:1")
-        service = Service([tmp_path / "f.bundle"], address, tmp_path / "s", FLEET, settings_of(), new_run=new_run)
+        named = {"bundle": (str(tmp_path / "f.bundle"),), "broker": "mqtt://127.0.0.1:1", "store": tmp_path / "s"}
+        service = Service(AggregateSettings(**named, fleet=FLEET, new_run=new_run))  # type: ignore[arg-type]
         with pytest.raises(LinkError, match="no broker here"):
             service.run(lambda event: None, lambda content, finished: None)
     assert told == [False, True]

@@ -18,19 +18,21 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pooled_head import solve_head
 from postgres_server import Places
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.monitoring.events import LinkDown, RoundOpened, Waiting
 from protofleet.aggregator.rounds.round_machine import Closed, Extended, Opened, Policy, Rounds
 from protofleet.aggregator.rounds.schedule import Schedule
 from protofleet.aggregator.server import server as server_module
 from protofleet.aggregator.server.run_events import RunEvents
-from protofleet.aggregator.server.service import Service, settings_of
+from protofleet.aggregator.server.service import Service
+from protofleet.aggregator.settings import AggregateSettings, Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import Obeyed, give
 from protofleet.contract.console.durations import in_words, seconds
 from protofleet.contract.errors import LinkError, UsageError
 from protofleet.contract.methods import method as method_of
-from protofleet.contract.mqtt.link import Address, Link
+from protofleet.contract.mqtt.link import Link
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Status
@@ -91,13 +93,13 @@ def test_durations_as_people_write_them() -> None:
 
 
 def test_options_of_an_aggregator_that_stays() -> None:
-    policy = settings_of(every="6h", min_clients=20).policy
+    policy = Settings(every="6h", min_clients=20).policy
     assert (policy.stays, policy.window_s, policy.to_open, policy.limit_s) == (True, HOUR, 1, HOUR)
-    assert settings_of(every="10m").policy.window_s == 600.0
-    assert settings_of(when_new=50).policy.window_s == HOUR
-    plain = settings_of(min_clients=3).policy
+    assert Settings(every="10m").policy.window_s == 600.0
+    assert Settings(when_new=50).policy.window_s == HOUR
+    plain = Settings(min_clients=3).policy
     assert (plain.stays, plain.to_open, plain.limit_s) == (False, 3, 600.0)
-    assert settings_of(min_clients=3, open_clients=1).policy.to_open == 1
+    assert Settings(min_clients=3, open_clients=1).policy.to_open == 1
     for wrong, line in (
         ({"window": "1h"}, "--window, expected --every or --when-new beside it, got neither"),
         ({"max_clients": 3}, "--max-clients, expected --every or --when-new beside it, got neither"),
@@ -109,7 +111,7 @@ def test_options_of_an_aggregator_that_stays() -> None:
         ({"open_clients": 0}, "--open-clients, expected 1 or more"),
     ):
         with pytest.raises(UsageError, match=line):
-            settings_of(**wrong)  # type: ignore[arg-type]
+            Settings(**wrong)  # type: ignore[arg-type]
 
 
 # ── windows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -352,16 +354,16 @@ def test_what_opens_with_as_many_online_as_close_it_never_opens_in_that_week() -
 
 SETTINGS = Settings(
     method="fedproto", rounds=1, calibrate=False,
-    policy=Policy(min_clients=2, open_clients=1, every_s=6 * HOUR, window_s=HOUR),
+    min_clients=2, open_clients=1, every=6 * HOUR, window=HOUR,
 )  # fmt: skip
 
 
-def core_of(store: DurableStore, now: float, wall: float) -> Coordinator:
-    return Coordinator(store, manifest(), BUNDLE, SETTINGS, now=now, wall=wall)
+def core_of(store: DurableStore, now: float, wall: float) -> RoundCoordinator:
+    return rounds_of(store, manifest(), BUNDLE, SETTINGS, now=now, wall=wall)
 
 
-def send(core: Coordinator, device: str, now: float) -> str:
-    made = contribution(means(ord(device)), run=core.run, round=core.rounds.number, method="fedproto")
+def send(core: RoundCoordinator, device: str, now: float) -> str:
+    made = contribution(means(ord(device)), run=core.parts.run, round=core.rounds.number, method="fedproto")
     (decision,) = core.take([(device, encode(made, "f64"))], now)
     return decision.outcome
 
@@ -400,10 +402,10 @@ def test_a_restart_in_the_middle_of_a_window_goes_on_with_what_is_left_of_it(pla
 
 
 def test_news_in_a_status_opens_a_round(places: Places) -> None:
-    policy = Policy(min_clients=2, open_clients=1, when_new=10, window_s=HOUR)
+    stays = {"min_clients": 2, "open_clients": 1, "when_new": 10, "window": HOUR}
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        asked = Settings(method="fedproto", rounds=1, calibrate=False, policy=policy)
-        core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
+        asked = Settings(method="fedproto", rounds=1, calibrate=False, **stays)  # type: ignore[arg-type]
+        core = rounds_of(store, manifest(), BUNDLE, asked, now=0.0)
         for device, new in (("a", 30.0), ("b", 3.0)):
             core.status(device, encode(Status(True, ONE, 1, "", {}, {"samples_new": new})), 0.0)
             assert core.advance(0.0, 0.0) is None
@@ -414,18 +416,18 @@ def test_news_in_a_status_opens_a_round(places: Places) -> None:
 # ── what comes too late ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sums_of(core: Coordinator, device: str, round: int, *, method: str = "ffc", **changes: object) -> bytes:
+def sums_of(core: RoundCoordinator, device: str, round: int, *, method: str = "ffc", **changes: object) -> bytes:
     """What a device sends for a round: sums of its own that are others in each round."""
     statistic = gram(100 * round + ord(device)) if method == "ffc" else means(100 * round + ord(device))
-    told = {"run": core.run, "round": round, "method": method, "extractor": extractor(method), **changes}
+    told = {"run": core.parts.run, "round": round, "method": method, "extractor": extractor(method), **changes}
     return encode(contribution(statistic, **told), "f64")  # type: ignore[arg-type]
 
 
-def opened(core: Coordinator, now: float) -> None:
+def opened(core: RoundCoordinator, now: float) -> None:
     assert isinstance(core.advance(now, now), Opened)
 
 
-def closed(core: Coordinator, now: float, *expected: tuple[str, int]) -> None:
+def closed(core: RoundCoordinator, now: float, *expected: tuple[str, int]) -> None:
     """The round closes with just these: device, and the round that its sums were made for."""
     assert isinstance(core.advance(now, now), Closed)
     pooled = FeatureGram.zero(CLASSES, WIDTH)
@@ -437,14 +439,13 @@ def closed(core: Coordinator, now: float, *expected: tuple[str, int]) -> None:
 
 
 def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_beside_it(places: Places) -> None:
-    policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
-    asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
+    asked = Settings(method="ffc", rounds=1, calibrate=False, min_clients=2, open_clients=1, every=100.0, window=20.0)
 
-    def says(core: Coordinator, device: str, round: int, now: float, **changes: object) -> str:
+    def says(core: RoundCoordinator, device: str, round: int, now: float, **changes: object) -> str:
         return core.take([(device, sums_of(core, device, round, **changes))], now)[0].outcome
 
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
+        core = rounds_of(store, manifest(), BUNDLE, asked, now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         opened(core, 0.0)
         assert [says(core, device, 1, 1.0) for device in "ab"] == ["committed"] * 2
@@ -468,15 +469,14 @@ def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_bes
 
 
 def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device(places: Places) -> None:
-    policy = Policy(min_clients=1, every_s=100.0, window_s=20.0)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, policy=policy), now=0.0)
+        core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, every=100.0, window=20.0), now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         for number, name in enumerate(("fedproto", "ffc", "fedproto", "ffc"), 1):
             now, own = 100.0 * number, extractor(name) if name == "ffc" else b""
             assert core.advance(now, now) == Opened(number, name, 0)
             sums = gram(number) if own else means(number)
-            given = encode(contribution(sums, run=core.run, round=number, method=name, extractor=own), "f64")
+            given = encode(contribution(sums, run=core.parts.run, round=number, method=name, extractor=own), "f64")
             assert core.take([("a", given)], now)[0].outcome == "committed"
             assert core.advance(now + 20.0, now) == Closed(number, name)
             if number < 3:
@@ -491,15 +491,14 @@ def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device
 
 
 def test_what_stands_in_does_not_close_a_round_and_is_bounded(places: Places) -> None:
-    policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
-    asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
+    asked = Settings(method="ffc", rounds=1, calibrate=False, min_clients=2, open_clients=1, every=100.0, window=20.0)
     with DurableStore(places("s"), BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
+        core = rounds_of(store, manifest(), BUNDLE, asked, now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         opened(core, 0.0)
         core.take([(device, sums_of(core, device, 1)) for device in "ab"], 1.0)
         closed(core, 20.0, ("a", 1), ("b", 1))
-        core._late_contributions._budget_bytes = 2 * len(sums_of(core, "c", 1))
+        core.books.late._budget_bytes = 2 * len(sums_of(core, "c", 1))
         core.take([(device, sums_of(core, device, 1)) for device in "cdefgh"], 30.0)
         opened(core, 100.0)
         core.take([("a", sums_of(core, "a", 2))], 101.0)
@@ -525,8 +524,8 @@ def test_it_waits_for_a_broker_without_a_limit_and_without_haste(
 
     monkeypatch.setattr(Link, "receive", counted)
     monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
-    address = Address.parse(f"mqtt://127.0.0.1:{free_port()}")
-    service = Service([bundle], address, places("s"), "fleet", settings_of(every="1h", calibrate=False))
+    named = {"bundle": (str(bundle),), "broker": f"mqtt://127.0.0.1:{free_port()}"}
+    service = Service(AggregateSettings(**named, store=places("s"), every="1h", calibrate=False))  # type: ignore[arg-type]
     running = threading.Thread(target=lambda: service.run(told.append, lambda content, finished: None), daemon=True)
     running.start()
     while sum(isinstance(event, LinkDown) for event in told) < 3:
@@ -536,7 +535,6 @@ def test_it_waits_for_a_broker_without_a_limit_and_without_haste(
     service.stop()
     running.join(10)
     assert not running.is_alive()
+    service = Service(AggregateSettings(**named, store=tmp_path / "t"))  # type: ignore[arg-type]
     with pytest.raises(LinkError, match=r"no broker at .* within 0\.1 s"):
-        Service([bundle], address, tmp_path / "t", "fleet", settings_of()).run(
-            told.append, lambda content, finished: None
-        )
+        service.run(told.append, lambda content, finished: None)

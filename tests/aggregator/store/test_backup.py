@@ -45,7 +45,7 @@ def test_what_is_restored_is_another_run_without_what_was_forgotten_since(tmp_pa
     steps(core, 0.0)
     assert outcomes(core, message(core, "b", 2, 1)) == ["committed"]
     steps(core, 60.0)
-    old, before = message(core, "b", 3, 7), core.run.hex()
+    old, before = message(core, "b", 3, 7), core.parts.run.hex()
     done = run("fleet", "backup", kept, "--store", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"backup of {path}: {kept}, {kept.stat().st_size:,} bytes")

@@ -56,7 +56,7 @@ def pieces(store: SharedStore) -> list[tuple[str, bytes]]:
 
 def sums_in_pieces(process: Process, generation: int) -> list[tuple[str, bytes]]:
     core = process.core
-    key: dict[str, Any] = {"run": core.run, "round": generation, "method": "ffc"}
+    key: dict[str, Any] = {"run": core.parts.run, "round": generation, "method": "ffc"}
     rng = np.random.default_rng(generation)
     sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
     told = {"bundle": BUNDLE, "extractor": extractor("ffc"), "standing": "present"}

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,14 @@ from brokers import TestBroker, make_broker
 from postgres_server import need_postgres
 from standing_talker import StandingTalker, unit_means
 
-from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
+from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.database import read_only
 from protofleet.aggregator.database.postgres_members import StaleError
 from protofleet.aggregator.ingest.ingest import Decision
 from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.merging.forgotten_classes import held_by
 from protofleet.aggregator.monitoring.events import HeadMade
-from protofleet.aggregator.server.service import settings_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore, newest_state
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.aggregator.store.order_table import Order, orders
@@ -57,7 +58,7 @@ class Process:
     do."""
 
     def __init__(self, place: str, *, leads: bool, method: str = "ncm", width: int = WIDTH) -> None:
-        self._settings = settings_of(method=method, standing=True, every=EVERY_S, encoding="f64", sums_encoding="f64")
+        self._settings = Settings(method=method, standing=True, every=EVERY_S, encoding="f64", sums_encoding="f64")
         self._width = width
         self.store = SharedStore(place, BUNDLE, FLEET, leads=leads)
         self.read()
@@ -66,9 +67,8 @@ class Process:
         self.store.based_on = self.store.changes()
         if not self.store.leads:
             self.store.check_version()
-        self.core = SharedStanding(
-            self.store, manifest(width=self._width), BUNDLE, self._settings, now=0.0, wall=lambda: 1000.0
-        )
+        about = {"now": 0.0, "wall": lambda: 1000.0, "keep": partial(SharedStanding, store=self.store)}
+        self.core = standing_sums(self.store, manifest(width=self._width), BUNDLE, self._settings, **about)  # type: ignore[arg-type]
         self.sharing = Sharing(self.core, self.store)
 
     def take(self, *given: tuple[str, bytes], now: float = 0.0) -> list[Decision]:
@@ -116,8 +116,8 @@ def test_a_history_is_answered_as_by_one_and_comes_to_the_same_bits(
     """Generations, repetitions, withdrawals, orders of operators; who leads dies; the head is that of one on a file."""
     rng = np.random.default_rng(seed)
     with DurableStore(tmp_path / "s", BUNDLE, FLEET) as file:
-        settings = settings_of(method="ncm", standing=True, every=EVERY_S, encoding="f64")
-        one = StandingCoordinator(file, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
+        settings = Settings(method="ncm", standing=True, every=EVERY_S, encoding="f64")
+        one = standing_sums(file, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
         for step in range(60):
             now, what = 100.0 * step, rng.integers(0, 20)
             if what == 0:
@@ -259,8 +259,8 @@ def test_chunks_of_sums_that_different_processes_got_are_one(place: str, order: 
         for each in both:
             undo.callback(lambda each=each: each.store.close())
         core = both[0].core
-        key = {"run": core.run, "round": 5, "method": "ffc", "bundle": BUNDLE, "extractor": extractor("ffc")}
-        rng, name = np.random.default_rng(1), {"run": core.run, "round": 5, "method": "ffc"}
+        key = {"run": core.parts.run, "round": 5, "method": "ffc", "bundle": BUNDLE, "extractor": extractor("ffc")}
+        rng, name = np.random.default_rng(1), {"run": core.parts.run, "round": 5, "method": "ffc"}
         sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
         payload = encode(Contribution.of(sums, **key, standing="present"), "f64")
         chunks = [encode(chunk) for chunk in split(payload, 1_024, **name)]
@@ -307,7 +307,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroke
 def test_sums_stand_with_two_and_go_on_when_who_leads_ends(broker: TestBroker, place: str, tmp_path: Path) -> None:
     sha256 = bundle_file(tmp_path / "f.bundle")
     options = {"method": "ncm", "standing": True, "every": "0.1s", "encoding": "f64", "rounds": None}
-    options |= {"calibrate": True, "min_clients": 1}
+    options |= {"calibrate": None, "min_clients": 1}
     crew = [Running(tmp_path / "f.bundle", broker.url, place, **options) for _ in range(2)]
     sent = [
         StandingTalker(broker.url, TEST_FLEET, f"d{i}", lambda n, i=i: unit_means(100 * n + i), pause_s=0.02)

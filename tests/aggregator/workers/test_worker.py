@@ -24,14 +24,16 @@ from postgres_server import need_postgres, own_server
 from talker import Talker
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
 from protofleet.aggregator.database import PostgresPlace, place_of
 from protofleet.aggregator.database import postgres_members as members
 from protofleet.aggregator.database.postgres_connection import connect
 from protofleet.aggregator.database.postgres_members import Leader, Member, StaleError
 from protofleet.aggregator.monitoring.events import LinkUp, RoundClosed, StoreAway
 from protofleet.aggregator.rounds.round_machine import Closed, Opened
-from protofleet.aggregator.server.service import Service, settings_of
+from protofleet.aggregator.server.service import Service
+from protofleet.aggregator.settings import AggregateSettings, Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.aggregator.store.records import Accepted
@@ -43,7 +45,6 @@ from protofleet.aggregator.workers.shared_store import SharedStore
 from protofleet.contract.errors import InUseError, LedError, ProtofleetError, StoreAwayError, StoreLostError, UsageError
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import method
-from protofleet.contract.mqtt.link import Address
 from protofleet.contract.sums.merge_rules import merge
 from protofleet.contract.sums.statistics import ClassMeans
 from protofleet.contract.wire.chunks import bitmap, split
@@ -93,9 +94,9 @@ class Running:
         self.told: list[object] = []
         self.summary: dict[str, Any] = {}
         self.error: ProtofleetError | None = None
-        settings = settings_of(**{"rounds": 3, "calibrate": False, "min_clients": 6, **options})
-        where = Address.parse(url), place_of(place)
-        self.service = Service([bundle, *others], *where, FLEET, settings, worker=True, sign=sign)
+        named = {"bundle": tuple(map(str, (bundle, *others))), "broker": url, "store": place, "fleet": FLEET}
+        asked = {"rounds": 3, "calibrate": False, "min_clients": 6, "sign": sign, **options}
+        self.service = Service(AggregateSettings(**named, **asked, worker=True))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -213,7 +214,7 @@ def test_workers_do_not_wait_for_each_other(place: str) -> None:
 
 
 def test_a_worker_leads_once_nobody_does(place: str) -> None:
-    crew = Leadership((place, BUNDLE, FLEET), (), settings_of(), threading.Event())
+    crew = Leadership((place, BUNDLE, FLEET), (), Settings(), threading.Event())
     leader = SharedStore(place, BUNDLE, FLEET, leads=True, settings=crew.settings)
 
     class Works:
@@ -260,7 +261,7 @@ def test_what_a_round_is_closed_with_is_settled_in_one_piece(pair: Pair, monkeyp
     assert isinstance(core.advance(0.0, 0.0), Opened)
     member.based_on, told = member.changes(), list[object]()
     member.commit([_accepted("a", encode(contribution(wide(), run=leader.run), "f64"))], {})
-    core.learn()
+    core.learn(0.0)
 
     def late() -> None:
         try:
@@ -360,7 +361,7 @@ def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch
         return {"threads": {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}}
 
     def told_by_leader() -> dict[str, Any]:
-        crew = Leadership((place, BUNDLE, FLEET), (), settings_of(), threading.Event())
+        crew = Leadership((place, BUNDLE, FLEET), (), Settings(), threading.Event())
         return crew.serve(threads, lambda _: pytest.fail("nobody leads"), threads)
 
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -375,7 +376,7 @@ def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["ncm", "fedcof"])
 def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, name: str) -> None:
     """What devices send comes to one of three processes each, in any order, and to one aggregator alone."""
-    rng, settings = np.random.default_rng(5), settings_of(rounds=2, method=name, calibrate=False, min_clients=6)
+    rng, settings = np.random.default_rng(5), Settings(rounds=2, method=name, calibrate=False, min_clients=6)
     kind, devices = method(name).statistic, [f"d{index}" for index in range(6)]
     with (
         DurableStore(tmp_path / "s", BUNDLE, FLEET) as file,
@@ -383,8 +384,8 @@ def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, n
         SharedStore(place, BUNDLE, FLEET, leads=False) as second,
         SharedStore(place, BUNDLE, FLEET, leads=False) as third,
     ):
-        one = Coordinator(file, manifest(), BUNDLE, settings, now=0.0)
-        several = Coordinator(leader, manifest(), BUNDLE, settings, now=0.0)
+        one = rounds_of(file, manifest(), BUNDLE, settings, now=0.0)
+        several = rounds_of(leader, manifest(), BUNDLE, settings, now=0.0)
         for core in (one, several):
             for device in devices:
                 core.status(device, encode(Status(True, device.encode().ljust(8), 1)), 0.0)
@@ -393,7 +394,7 @@ def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, n
             crew = [Sharing(several, leader)]
             for store in (second, third):
                 store.based_on = store.changes()
-                crew.append(Sharing(Coordinator(store, manifest(), BUNDLE, settings, now=0.0), store))
+                crew.append(Sharing(rounds_of(store, manifest(), BUNDLE, settings, now=0.0), store))
             for number, at in enumerate(rng.permutation(6)):
                 z, y = unit_rows(rng.normal(size=(40, 4))), rng.integers(0, 3, 40)
                 made, key = kind.of(z, y, 3), {"round": round, "method": name, "extractor": extractor(name)}  # type: ignore[attr-defined]
@@ -401,7 +402,7 @@ def test_rounds_of_several_come_to_the_bits_of_one(place: str, tmp_path: Path, n
                     (one, one.take),
                     (several, (crew[0].take_as_leader, *(c.take for c in crew[1:]))[number % 3]),
                 ):
-                    payload = encode(contribution(made, run=core.run, **key), "f32")  # type: ignore[arg-type]
+                    payload = encode(contribution(made, run=core.parts.run, **key), "f32")  # type: ignore[arg-type]
                     assert [d.outcome for d in take([(devices[at], payload)], 1.0)] == ["committed"]
             crew[0].learn(float(round))
             for core in (one, several):
@@ -420,10 +421,10 @@ def wide() -> ClassMeans:
     return ClassMeans.from_means(np.random.default_rng(1).normal(size=(3, 400)), [10, 11, 12])
 
 
-def _core(store: SharedStore) -> Coordinator:
+def _core(store: SharedStore) -> RoundCoordinator:
     store.based_on = store.changes()
-    settings = settings_of(rounds=1, calibrate=False, encoding="f64", limit_bytes=LIMIT_BYTES)
-    return Coordinator(store, manifest(width=400), BUNDLE, settings, now=0.0)
+    settings = Settings(rounds=1, calibrate=False, encoding="f64", limit_bytes=LIMIT_BYTES)
+    return rounds_of(store, manifest(width=400), BUNDLE, settings, now=0.0)
 
 
 def opened(pair: Pair) -> list[Sharing]:
@@ -678,7 +679,7 @@ def _rows_of(place: str) -> dict[str, list[tuple[str]]]:
 def test_who_has_worked_by_other_settings_does_not_lead_by_them(place: str) -> None:
     """It was stopped while another began to lead and ended: what that one brought into force is newer."""
     whose, words = (place, BUNDLE, FLEET), "expected the options of the process that leads, got others"
-    crew = Leadership(whose, (), settings_of(), threading.Event())
+    crew = Leadership(whose, (), Settings(), threading.Event())
     first = SharedStore(*whose, leads=True, settings=crew.settings)
 
     class Works:
@@ -686,21 +687,21 @@ def test_who_has_worked_by_other_settings_does_not_lead_by_them(place: str) -> N
 
         def run(self) -> str:
             first.close()
-            Leadership(whose, (), settings_of(max_samples=7), threading.Event()).serve(
+            Leadership(whose, (), Settings(max_samples=7), threading.Event()).serve(
                 lambda _: {}, lambda _: Works(), dict
             )  # type: ignore[arg-type, return-value]
             return "nobody leads"
 
     with pytest.raises(UsageError, match=words):
         crew.serve(lambda _: {}, lambda _: Works(), dict)  # type: ignore[arg-type, return-value]
-    started = Leadership(whose, (), settings_of(), threading.Event())
+    started = Leadership(whose, (), Settings(), threading.Event())
     assert started.serve(lambda _: {"leads": True}, lambda _: Works(), dict) == {"leads": True}  # type: ignore[arg-type, return-value]
 
 
 def test_which_bundles_are_extended_is_a_setting_too_in_whatever_order_they_are_named() -> None:
     whose, one, other = ("postgresql://h/d", BUNDLE, FLEET), bytes(32), b"1" * 32
     digests = [
-        Leadership(whose, extends, settings_of(), threading.Event()).settings
+        Leadership(whose, extends, Settings(), threading.Event()).settings
         for extends in ((), (one, other), (other, one))
     ]
     assert (digests[0] == digests[1], digests[1] == digests[2]) == (False, True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from postgres_server import need_postgres
 from rollout_samples import Fetcher, new_bundle, old_bundle
 from standing_talker import unit_means
 
+from protofleet.aggregator.coordinators.kinds import standing_sums
+from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.enrolment.gate import Gate
 from protofleet.aggregator.monitoring.events import LinkUp, RolloutCompleted
 from protofleet.aggregator.rollout.rollout_stages import Plan
-from protofleet.aggregator.server.service import settings_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.operator_orders import await_done, give
 from protofleet.aggregator.store.rollout_tables import give_rollout
 from protofleet.aggregator.workers.shared_standing import SharedStanding
@@ -40,7 +43,7 @@ from tests.aggregator.workers.test_worker import FLEET, Running
 KEY, OTHER, AGGREGATOR = Signer(bytes(range(32))), Signer(bytes(32)), Signer(b"g" * 32)
 UP, DOWN, ROUND = topics.up(FLEET, "a"), topics.down(FLEET, "a"), topics.round_(FLEET)
 WALL = 1.8e9
-STANDING = {"method": "ncm", "standing": True, "every": "0.1s", "rounds": None, "calibrate": True, "min_clients": 1}
+STANDING = {"method": "ncm", "standing": True, "every": "0.1s", "rounds": None, "calibrate": None, "min_clients": 1}
 
 
 @pytest.fixture
@@ -191,17 +194,22 @@ def test_two_that_sign_answer_alike_and_follow_each_other(broker: TestBroker, pl
 
 def test_who_waits_for_pieces_goes_on_waiting_when_something_changes(place: str) -> None:
     """Each word of a device on a roll-out changes the store, and a device that was dropped asks again after 10 s."""
-    settings = settings_of(method="ncm", standing=True)
+    settings = Settings(method="ncm", standing=True)
     with SharedStore(place, BUNDLE, FLEET, leads=True) as leader, SharedStore(place, BUNDLE, FLEET, leads=False) as two:
         give_rollout(place, bytes(100), Plan(BUNDLE, 1, 100), (1.0,), "me")
-        core = SharedStanding(leader, manifest(), BUNDLE, settings, now=0.0)
+
+        def core_of(store: SharedStore) -> StandingCoordinator:
+            keep = partial(SharedStanding, store=store)
+            return standing_sums(store, manifest(), BUNDLE, settings, now=0.0, keep=keep)
+
+        core = core_of(leader)
         core.advance(0.0, 1000.0)
-        made = lambda: SharedStanding(two, manifest(), BUNDLE, settings, now=0.0)  # noqa: E731
         about = {"listener": lambda event: None, "signer": None, "stopping": threading.Event()}
-        worker = Worker(two, made, Address.parse("mqtt://127.0.0.1:1"), FLEET, **about, manager=ServiceManager({}))  # type: ignore[arg-type]
+        about |= {"manager": ServiceManager({})}
+        worker = Worker(two, lambda: core_of(two), Address.parse("mqtt://127.0.0.1:1"), FLEET, **about)  # type: ignore[arg-type]
         worker._handout.turn(1_000)
         assert worker._handout.take("a", encode(Request(leader.run, BUNDLE[:8], 0, 100)))
-        core.rollouts.hear("b", {"bundle": "1 00", "rollout": "1 fetching"})
+        core.parts.rollouts.hear("b", {"bundle": "1 00", "rollout": "1 fetching"})
         core.advance(10.0, 1010.0)
         assert leader.changes() != two.based_on
         worker._read()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from blinded_samples import FLEET, KEY, METHOD, PUBLIC, RUN, WORDS, contributed, enrolled, helper, ledger, names
 
-from protofleet.aggregator.coordinators.blinded_set import BlindedSet
+from protofleet.aggregator.blinded.blinded_set import BlindedSet
 from protofleet.aggregator.helper.ledger import KIND, Ledger
 from protofleet.aggregator.helper.opening import Answer, Helper
 from protofleet.aggregator.store.blinded_tables import AskedSet

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import random
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -14,10 +15,13 @@ from pathlib import Path
 import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, manifest
 from contract_samples import empty_graph, readable_messages
+from log_lines import each_record
 
 from protofleet.aggregator.ingest.broken_message import digest_of
 from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import LinkError, WireError
+from protofleet.contract.mqtt.link import Address
 from protofleet.contract.mqtt.link_actions import Received
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import decode, encode
@@ -26,7 +30,8 @@ from protofleet.edge_client.identity.enrolment import Enrolling
 from protofleet.edge_client.identity.signing_identity import Identity
 from protofleet.edge_client.identity.trust import Trust
 from protofleet.edge_client.journal.journal import FINAL, Journal, Key
-from protofleet.edge_client.messages.inbox import Inbox
+from protofleet.edge_client.messages.inbox import Hearing, Inbox
+from protofleet.edge_client.messages.membership import Membership
 from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.messages.presence import Presence
 from protofleet.edge_client.rounds.round_follower import Follower
@@ -49,7 +54,7 @@ OWN, INSTANCE = b"earlier!", b"instance"
 
 
 def run(data: bytes) -> None:
-    with scratch() as folder, _journal(folder) as journal:
+    with scratch() as folder, _journal(folder) as journal, each_record(_short):
         scene = Scene(journal)
         choices = Choices(data)
         while choices:
@@ -99,25 +104,16 @@ class Scene:
         self.follower = Follower(DEVICE, bundle, is_done=journal.is_done, took_part=journal.took_part, stays=True)
         self.presence = Presence(DEVICE, INSTANCE, is_own=journal.is_own_instance)
         self.inbox = Inbox(
+            Membership(Address.parse("mqtt://127.0.0.1:1"), FLEET, DEVICE, bundle, stays=True),
+            journal,
             self.follower,
             self.outbox,
-            journal,
             self.presence,
-            bundle,
-            trust=Trust(trusted, Identity(), journal.issued, fleet=FLEET, device_id=DEVICE),
-            enrolling=Enrolling(FLEET, DEVICE, None, None, _short),
-            fleet=FLEET,
-            device_id=DEVICE,
-            stays=True,
-            on_announcement=lambda announcement: None,
-            on_piece=lambda piece: None,
-            on_settled=self.ended.append,
-            on_news=self.news.append,
-            on_judged=lambda receipt: None,
-            log=_short,
-            say=_short,
-            detail=_short,
+            Trust(trusted, Identity(), journal.issued, fleet=FLEET, device_id=DEVICE),
+            Enrolling(FLEET, DEVICE, None, None),
+            Changes(logging.getLogger("protofleet.test")),
         )
+        self.inbox.hearing = Hearing(settled=self.ended.append, news=self.news.append)
 
     def next(self, choices: Choices) -> None:
         what = choices.below(8)
@@ -181,8 +177,8 @@ def _payload(choices: Choices) -> bytes:
     return bytes(payload)
 
 
-def _short(line: str) -> None:
-    assert len(line) < 1000
+def _short(record: logging.LogRecord) -> None:
+    assert len(record.getMessage()) < 1000
 
 
 @functools.cache

@@ -73,7 +73,8 @@ def _use(state: Path) -> None:
         if known.active is not None and known.previous is not None:
             file.change(rollout_decisions.started)
             file.change(rollout_decisions.got_through)
-            file.change(rollout_decisions.rolled_back, "a reason")
+            if file.known.probation is not None:  # a start too many was the end of it
+                file.change(rollout_decisions.rolled_back, "a reason")
 
 
 @functools.cache

@@ -25,10 +25,11 @@ from protofleet.contract.identity.signing_keys import read_private_key, read_pub
 from protofleet.contract.identity.tokens import draw_token, read_token, token_text
 from protofleet.contract.mqtt.certificates import validity
 from protofleet.contract.privacy.sealing import read_helper_key, read_helper_public
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire.messages import Status
 from protofleet.edge_client.hardware.profile_record import PROFILE_FILE, measured_metrics
 from protofleet.edge_client.privacy.policy import read_policy
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from tests.attacks.choices import Choices
 from tests.attacks.guard import scratch
 from tests.attacks.promises import is_one_line
@@ -67,7 +68,7 @@ def _policy(path: Path, blob: bytes) -> None:
 
 
 def _config(path: Path, blob: bytes) -> None:
-    config = read_settings(str(path), {})
+    config = read_settings(ClientSettings, {}, file=str(path))
     assert config.id
     assert config.bundle is not None
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterable, Mapping
 
 from aggregator_samples import BUNDLE, RUN, contribution
+from log_lines import each_record
 
 from protofleet.aggregator.enrolment.gate import INTRUSIONS, Gate, Intrusion, inner_of, read_enrolment
 from protofleet.aggregator.store.enrolment_tables import Intruder
@@ -88,8 +90,13 @@ class _Tables:
 
 
 def run(data: bytes) -> None:
+    with each_record(_short):
+        _run(data)
+
+
+def _run(data: bytes) -> None:
     choices = Choices(data)
-    trust = Trust([AGGREGATOR.public_key], Identity(OWN), _Marks(), fleet=FLEET, device_id=DEVICE, log=_short)  # type: ignore[arg-type]
+    trust = Trust([AGGREGATOR.public_key], Identity(OWN), _Marks(), fleet=FLEET, device_id=DEVICE)  # type: ignore[arg-type]
     tables = _Tables()
     gate = Gate(FLEET, tables, only=choices.chance())  # type: ignore[arg-type]
     issued = 0
@@ -151,9 +158,9 @@ def _is_noted(gate: Gate, device: str, intrusion: Intrusion, payload: bytes) -> 
     gate.note(device, intrusion.cause, str(intrusion), WALL)  # type: ignore[arg-type]
 
 
-def _short(line: str) -> None:
-    assert len(line) < 1000
-    assert line.isprintable()
+def _short(record: logging.LogRecord) -> None:
+    assert len(record.getMessage()) < 1000
+    assert record.getMessage().isprintable()
 
 
 def _payload(choices: Choices) -> bytes:

@@ -14,11 +14,10 @@ import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, gram, manifest
 from blinded_samples import KEY, PUBLIC, signer
 
-from protofleet.aggregator.coordinators.blinded_coordinator import BlindedCoordinator
-from protofleet.aggregator.coordinators.coordinator_core import Core
-from protofleet.aggregator.coordinators.round_coordinator import Settings
-from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.coordinator import Coordinator
+from protofleet.aggregator.coordinators.kinds import rounds_of, standing_sums
+from protofleet.aggregator.coordinators.round_coordinator import RoundCoordinator
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.aggregator.store.stored_run import stored_run
@@ -40,10 +39,8 @@ from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 512
 FLEET, MANIFEST = "fleet", manifest(name="ncm")
-STANDING = Settings(standing_every_s=60.0, method="ncm")
-BLINDED = Settings(
-    method="ffc", rounds=3, calibrate=False, helper=PUBLIC, least=2, policy=Policy(min_clients=2, deadline_s=60.0)
-)
+STANDING = Settings(standing=True, every=60.0, method="ncm")
+BLINDED = Settings(method="ffc", rounds=3, calibrate=False, helper=PUBLIC, least=2, min_clients=2, deadline=60.0)
 
 
 def run(data: bytes) -> None:
@@ -78,15 +75,17 @@ def _standing(run: bytes, generation: int, seed: int) -> bytes:
 def _stand(path: Path) -> None:
     """Sums come, one is taken out, a head is made, the enrolled are looked at, and it is started anew."""
     with DurableStore(path, BUNDLE, FLEET) as store:
-        core = StandingCoordinator(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
+        core = standing_sums(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
         core.status("a", encode(Status(True, b"instance", 1)), 0.0)
-        core.take([("a", _standing(core.run, 9, 3)), ("d", _standing(core.run, 1, 4))], 1.0)
-        core.take([("b", encode(Contribution.withdrawal(run=core.run, round=9, method="ncm", bundle=BUNDLE)))], 1.0)
+        core.take([("a", _standing(core.parts.run, 9, 3)), ("d", _standing(core.parts.run, 1, 4))], 1.0)
+        core.take(
+            [("b", encode(Contribution.withdrawal(run=core.parts.run, round=9, method="ncm", bundle=BUNDLE)))], 1.0
+        )
         _turn(core)
         _enrolments(store)
 
 
-def _turn(core: Core) -> None:
+def _turn(core: Coordinator) -> None:
     for now in (2.0, 100.0, 1000.0):
         for _ in range(20):
             if core.advance(now, 1e9 + now) is None:
@@ -110,10 +109,10 @@ def _good_standing() -> bytes:
     with scratch() as folder:
         path = folder / "s"
         with DurableStore(path, BUNDLE, FLEET) as store:
-            core = StandingCoordinator(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
-            core.take([(name, _standing(core.run, 1, n)) for n, name in enumerate("abc")], 0.0)
+            core = standing_sums(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
+            core.take([(name, _standing(core.parts.run, 1, n)) for n, name in enumerate("abc")], 0.0)
             _turn(core)
-            core.take([("a", _standing(core.run, 2, 7))], 1.0)
+            core.take([("a", _standing(core.parts.run, 2, 7))], 1.0)
             store.enrolment.enrol("a", Signer(bytes(32)).public_key, 1e9)
             store.enrolment.invite("i", invitation_key(bytes(20)), 2e9)
             encode(enrolment_of(FLEET, "i", Signer(bytes(32)).public_key, bytes(20)))
@@ -124,11 +123,11 @@ def _good_standing() -> bytes:
 # ── blinded rounds ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _share(core: BlindedCoordinator, device: str, seed: int) -> bytes:
+def _share(core: RoundCoordinator, device: str, seed: int) -> bytes:
     a = core.announcement()
     plain = Contribution.of(
         gram(seed),
-        run=core.run,
+        run=core.parts.run,
         round=a.round,
         method="ffc",
         bundle=BUNDLE,
@@ -143,11 +142,11 @@ def _sample_share() -> tuple[bytes, bytes]:
     """A good share of the store's first round, and the run that it is of."""
     with scratch() as folder, DurableStore(folder / "s", BUNDLE, FLEET) as store:
         core = _blinded(store)
-        return _share(core, "d", 5), core.run
+        return _share(core, "d", 5), core.parts.run
 
 
-def _blinded(store: DurableStore) -> BlindedCoordinator:
-    core = BlindedCoordinator(store, MANIFEST, BUNDLE, BLINDED, now=0.0)
+def _blinded(store: DurableStore) -> RoundCoordinator:
+    core = rounds_of(store, MANIFEST, BUNDLE, BLINDED, now=0.0)
     for device in "abd":
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
     core.advance(10.0, 1e9)
@@ -161,13 +160,13 @@ def _blind(path: Path) -> None:
         payload, _ = _sample_share()
         core.take([("d", payload)], 10.0)
         _turn(core)
-        for part in core.asks(4096):
+        for part in core.helper.asks(4096):
             encode(part)
             key = (part.run, part.round, part.method, part.digest)
             words = np.arange(CLASSES, dtype=np.uint64)
-            core.hear_helper(HelperOpened(*key, 0, 1, "opened", words))
+            core.helper.hear(HelperOpened(*key, 0, 1, "opened", words))
             _turn(core)
-            core.hear_helper(HelperOpened(*key, 0, 1, "refused", words[:0], "no", {"a": "why"}))
+            core.helper.hear(HelperOpened(*key, 0, 1, "refused", words[:0], "no", {"a": "why"}))
         _turn(core)
 
 
@@ -181,7 +180,7 @@ def _good_blinded() -> bytes:
             for now in (11.0, 200.0):
                 while core.advance(now, 1e9 + now) is not None:
                     pass
-            assert core.asked is not None
+            assert core.helper.asked is not None
         return path.read_bytes()
 
 

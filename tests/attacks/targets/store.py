@@ -8,8 +8,8 @@ from pathlib import Path
 
 from aggregator_samples import BUNDLE, RUN, contribution, manifest, means
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.stored_run import stored_run
 from protofleet.contract.errors import ProtofleetError
@@ -21,7 +21,7 @@ from tests.attacks.guard import scratch
 from tests.attacks.promises import may_refuse
 
 LONGEST_BYTES = 512
-SETTINGS = Settings(rounds=3, calibrate=False, policy=Policy(min_clients=1))
+SETTINGS = Settings(rounds=3, calibrate=False, min_clients=1)
 
 
 def run(data: bytes) -> None:
@@ -45,10 +45,10 @@ def _read(path: Path) -> None:
 def _serve(path: Path) -> None:
     """As the aggregator that goes on with it: a birth, a contribution, and what is due."""
     with DurableStore(path, BUNDLE, "fleet") as store:
-        core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=200.0)
+        core = rounds_of(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=200.0)
         core.announcement()
         core.status("b", encode(Status(True, b"instance", 1)), 0.0)
-        payload = encode(contribution(means(4), run=core.run, round=max(core.rounds.number, 1)))
+        payload = encode(contribution(means(4), run=core.parts.run, round=max(core.rounds.number, 1)))
         for now in (10.0, 1000.0, 2000.0):
             core.take([("b", payload)], now)
             for _ in range(20):
@@ -63,16 +63,16 @@ def good_store() -> bytes:
     """A store with a closed round, an open one, and something in most tables."""
     with scratch() as folder:
         with DurableStore(folder / "s", BUNDLE, "fleet") as store:
-            core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=100.0)
+            core = rounds_of(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=100.0)
             for device in "ac":
                 core.status(device, encode(Status(True, b"instance", 1)), 0.0)
             core.advance(0.0, 100.0)
             for device, seed in (("a", 1), ("c", 2)):
-                core.take([(device, encode(contribution(means(seed), run=core.run, round=1)))], 1.0)
+                core.take([(device, encode(contribution(means(seed), run=core.parts.run, round=1)))], 1.0)
             for now in (1.0, 2.0):
                 while core.advance(now, 100.0 + now) is not None:
                     pass
-            core.take([("a", encode(contribution(means(3), run=core.run, round=2)))], 2.0)
+            core.take([("a", encode(contribution(means(3), run=core.parts.run, round=2)))], 2.0)
             store.refused_devices.refuse("z", 1.0, "for a reason")
             store.meta.put("classes forgotten", "[]")
         return (folder / "s").read_bytes()

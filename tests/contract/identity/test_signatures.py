@@ -12,7 +12,7 @@ from contract_samples import SIGNER, plain_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofleet.aggregator.server.service import settings_of
+from protofleet.aggregator.settings import Settings
 from protofleet.contract.errors import SignatureError, UsageError, WireError
 from protofleet.contract.extras import install_command
 from protofleet.contract.identity import ed25519
@@ -269,6 +269,6 @@ def test_without_the_library_it_is_one_line(monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    for use in (lambda: Signer(bytes(32)), lambda: Keyring([bytes(32)]), lambda: settings_of(enrolled=True)):
+    for use in (lambda: Signer(bytes(32)), lambda: Keyring([bytes(32)]), lambda: Settings(enrolled=True)):
         with pytest.raises(UsageError, match=re.escape(install_command("security"))):
             use()

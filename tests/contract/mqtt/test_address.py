@@ -14,7 +14,7 @@ from protofleet.contract.mqtt.link import Address
 
 def test_an_address_is_read_from_its_url():
     assert Address.parse("mqtt://broker") == Address("broker", 1883)
-    assert Address.parse("mqtts://broker") == Address("broker", 8883, tls=True)
+    assert Address.parse("mqtts://broker") == Address("broker", 8883, "mqtts")
     assert Address.parse("mqtt://10.0.0.1:99/") == Address("10.0.0.1", 99)
     assert Address.parse("mqtt://[::1]:99") == Address("::1", 99)
     assert Address.parse("mqtt://me:p%40ss@h") == Address("h", 1883, user="me", password="p@ss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import signal
 import subprocess
@@ -464,10 +465,14 @@ def test_closing_gives_every_descriptor_back(broker):
     assert descriptors() <= before
 
 
-def test_no_broker_is_an_error_within_the_patience_that_says_what_to_do(links):
+def test_no_broker_is_said_at_once_and_an_error_within_the_patience_that_says_what_to_do(links, caplog, monkeypatch):
+    monkeypatch.setattr("protofleet.contract.mqtt.link._SOON_S", 0.0)
+    caplog.set_level(logging.INFO, logger="protofleet")
     began = time.monotonic()
     with pytest.raises(
         LinkError, match=r"no broker at mqtt://127.0.0.1:1 within 1 s, expected an MQTT 5 broker, got .*refused"
     ):
         links("mqtt://127.0.0.1:1", "nobody").wait_connected(1.0)
     assert time.monotonic() - began < 20  # a busy machine is slow, but does not wait for ever
+    (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("mqtt.link")]
+    assert line.startswith("no broker at mqtt://127.0.0.1:1 yet (")

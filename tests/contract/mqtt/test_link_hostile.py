@@ -192,7 +192,7 @@ def silent(connection: socket.socket) -> None:
     ("script", "said"),
     [
         (accept, "the broker or the network is gone"),
-        (unanswered, "a peer that hangs up without an answer"),
+        (unanswered, "a peer that hangs up without an answer, as some brokers do at a wrong user or password"),
         (say(b"\xe0\x02\x8b\x00"), "the broker ended it: Server shutting down"),
         (silent, "the broker does not answer"),
     ],

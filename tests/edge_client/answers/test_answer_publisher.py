@@ -51,10 +51,9 @@ def lines(count: int, start: int = 0) -> list[bytes]:
     return [b'{"n": %d}' % number for number in range(start, start + count)]
 
 
-def test_lines_arrive_in_order_and_closing_waits_for_the_last(broker: TestBroker) -> None:
+def test_lines_arrive_in_order_and_closing_waits_for_the_last(broker: TestBroker, said: list[str]) -> None:
     listener = Listener(broker.url)
-    said: list[str] = []
-    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), log=said.append)
+    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"))
     for line in lines(300):  # more than are on their way at once
         publisher.put(line)
     assert publisher.close(30) == 0
@@ -83,9 +82,9 @@ def test_what_a_lost_connection_leaves_unanswered_goes_again(broker: TestBroker)
     proxy.close()
 
 
-def test_what_has_no_answer_yet_is_counted_as_left(broker: TestBroker) -> None:
-    proxy, said = Proxy(broker.url), list[str]()
-    publisher = LinePublisher(Target.parse(f"{proxy.url}/{TOPIC}"), log=said.append)
+def test_what_has_no_answer_yet_is_counted_as_left(broker: TestBroker, said: list[str]) -> None:
+    proxy = Proxy(broker.url)
+    publisher = LinePublisher(Target.parse(f"{proxy.url}/{TOPIC}"))
     publisher.put(b"{}")
     while publisher._left() or not said:
         time.sleep(0.01)
@@ -95,10 +94,9 @@ def test_what_has_no_answer_yet_is_counted_as_left(broker: TestBroker) -> None:
     proxy.close()
 
 
-def test_without_a_broker_the_newest_wait_and_the_rest_are_counted(tmp_path: Path) -> None:
+def test_without_a_broker_the_newest_wait_and_the_rest_are_counted(tmp_path: Path, said: list[str]) -> None:
     broker = make_broker("mosquitto", tmp_path)
-    said: list[str] = []
-    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), most=100, log=said.append)
+    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), most=100)
     for line in lines(130):
         publisher.put(line)
     assert publisher.dropped == 30
@@ -113,13 +111,14 @@ def test_without_a_broker_the_newest_wait_and_the_rest_are_counted(tmp_path: Pat
     broker.stop()
 
 
-def test_a_line_that_the_broker_does_not_take_is_dropped_and_told_and_the_next_goes(tmp_path: Path) -> None:
+def test_a_line_that_the_broker_does_not_take_is_dropped_and_told_and_the_next_goes(
+    tmp_path: Path, said: list[str]
+) -> None:
     require_mosquitto()
     broker = Mosquitto(tmp_path / "b", "max_packet_size 3000\n")
     broker.start()
     listener = Listener(broker.url)
-    said: list[str] = []
-    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), log=said.append)
+    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"))
     for line in (b"1", b"2" * 4000, b"3"):
         publisher.put(line)
     assert publisher.close(30) == 0
@@ -138,11 +137,11 @@ def test_what_is_left_is_told(tmp_path: Path) -> None:
     assert time.monotonic() - began_s < 10
 
 
-def test_whom_the_broker_refuses_for_good_is_told_at_the_next_line(tmp_path: Path) -> None:
+def test_whom_the_broker_refuses_for_good_is_told_at_the_next_line(tmp_path: Path, said: list[str]) -> None:
     require_mosquitto()
-    broker, said = Mosquitto(tmp_path / "b", "allow_anonymous false\n"), list[str]()
+    broker = Mosquitto(tmp_path / "b", "allow_anonymous false\n")
     broker.start()
-    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), log=said.append)
+    publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"))
     while not said:
         time.sleep(0.01)
     with pytest.raises(LinkError, match=r"refused pf-answers-.*Not authorized"):

@@ -62,11 +62,12 @@ def state(found: Bundle, version: int, *, kind: str = "means", scale: float = 0.
     return GlobalState(run, version, version, {kind: ClassRows(np.arange(CLASSES), rows.astype(np.float32))})
 
 
-def test_each_new_global_state_is_taken_up_and_said_once(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
+def test_each_new_global_state_is_taken_up_and_said_once(
+    opened: Opens, x: np.ndarray, tmp_path: Path, said: list[str]
+) -> None:
     found, journal = opened("ncm")
     journal.keep_global(state(found, 1))
-    said: list[str] = []
-    following = protofleet.Predictor(tmp_path / "state", log=said.append)
+    following = protofleet.Predictor(tmp_path / "state")
     pinned = protofleet.Predictor(tmp_path / "state", follow=False)
     before, extractor = following(x), following._ready.extractor
     assert (before.version, said) == (1, [])
@@ -126,11 +127,12 @@ def test_answers_wait_for_nobody_who_takes_something_up(opened: Opens, x: np.nda
     assert predictor(x).version == 2
 
 
-def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_true_is_not_taken_up(
+    opened: Opens, x: np.ndarray, tmp_path: Path, said: list[str]
+) -> None:
     found, journal = opened("fedproto")
     journal.keep_global(state(found, 1, kind="prototypes"))
-    said: list[str] = []
-    predictor = protofleet.Predictor(tmp_path / "state", way="prototype", log=said.append)
+    predictor = protofleet.Predictor(tmp_path / "state", way="prototype")
     before = predictor(x)
     journal.keep_global(state(found, 2, kind="prototypes", scale=1e9))
     for _ in range(3):
@@ -144,12 +146,11 @@ def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, x: np.ndarra
 
 
 def test_what_cannot_be_read_or_is_gone_leaves_the_answers_as_they_were(
-    opened: Opens, x: np.ndarray, tmp_path: Path
+    opened: Opens, x: np.ndarray, tmp_path: Path, said: list[str]
 ) -> None:
     found, journal = opened("ncm")
     journal.keep_global(state(found, 1))
-    said: list[str] = []
-    predictor = protofleet.Predictor(tmp_path / "state", log=said.append)
+    predictor = protofleet.Predictor(tmp_path / "state")
     before = predictor(x)
     with sqlite3.connect(tmp_path / "state" / "journal.sqlite") as db:
         db.execute("UPDATE global SET payload = x'00'")

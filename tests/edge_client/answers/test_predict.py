@@ -5,21 +5,29 @@ One FedProto fleet of two devices with a closing FFC round, and one NCM fleet, e
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import shared
-from brokers import Embedded
+from brokers import Embedded, free_port
+from camera_samples import jpeg, rtsp_server, video
 from fleets import CLASSES, ENVIRONMENT, LABELS, Samples, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
@@ -350,28 +358,115 @@ def test_a_watched_folder_gets_each_photo_answered_once_when_it_is_whole(
     assert all("label" in line for line in found[3:])
 
 
-def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Finished, tmp_path: Path) -> None:
-    words = ["predict", "--camera", "3", "--every", "0.01", "--state", frozen.state(), "--json", tmp_path / "a.jsonl"]
-    command = [sys.executable, "-m", "protofleet", *map(str, words)]
-    (tmp_path / "cv2.py").write_text(
-        "import numpy as np\n"
-        "class VideoCapture:\n"
-        "    def __init__(self, number): assert number == 3; self.left = 2\n"
-        "    def isOpened(self): return True\n"
-        "    def read(self):\n"
-        "        self.left -= 1\n"
-        "        return self.left >= 0, np.zeros((48, 64, 3), np.uint8)\n"
-        "    def release(self): pass\n"
-    )
+def test_a_videos_pictures_are_answered_each_by_its_place_and_what_reads_them_may_be_missing(
+    frozen: Finished, tmp_path: Path
+) -> None:
+    film = video(tmp_path / "a.mp4", [40, 80, 120, 160], rate=2, key_every=1)
+    words = ["predict", "--camera", f"file:{film}", "--every", "1s", "--state", frozen.state()]
+    code, said = run(*words, "--crop", "0,0,32,48", "--json", tmp_path / "a.jsonl")
+    assert code == 0, said
+    lines = _lines(tmp_path / "a.jsonl")
+    assert [line["photo"] for line in lines] == [f"{film}#t=0.000", f"{film}#t=1.000"]
+    assert all("label" in line for line in lines)
+    code, said = run(*words, "--crop", "40,0,32,48")
+    assert code == 2
+    assert "a.mp4#t=0.000: cannot be read (64 x 48 pixels, which do not hold the crop 40,0,32,48)" in said
+    (tmp_path / "av.py").write_text("raise ModuleNotFoundError(\"No module named 'av'\", name='av')\n")
     env = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 0, done.stderr
-    assert [line["photo"] for line in _lines(tmp_path / "a.jsonl")] == ["camera 3, picture 1", "camera 3, picture 2"]
-    (tmp_path / "cv2.py").write_text("raise ModuleNotFoundError(\"No module named 'cv2'\", name='cv2')\n")
+    command = [sys.executable, "-m", "protofleet", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 2
-    wanted = f"--camera, expected OpenCV (cv2), got nothing, try {install_command('camera')}"
-    assert wanted in error_line(done.stderr)
+    assert f"--camera, expected PyAV (av), got nothing, try {install_command('camera')}" in error_line(done.stderr)
+
+
+class _Snapshots(BaseHTTPRequestHandler):
+    """A camera that gives a picture to who knows its password."""
+
+    def do_GET(self) -> None:
+        right = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"me:hunter/2").decode()
+        self.send_response(200 if right else 401)
+        body = jpeg() if right else b""
+        if not right:
+            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def _snapshots(port: int) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", port), _Snapshots) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield
+        server.shutdown()
+        thread.join()
+
+
+def test_a_camera_that_goes_comes_back_ends_nothing_and_its_password_is_nowhere(
+    frozen: Finished, tmp_path: Path
+) -> None:
+    port, out = free_port(), tmp_path / "a.jsonl"
+    words = ["predict", "--camera", f"http://me:hunter%2F2@127.0.0.1:{port}/snap?pwd=hunter2", "--every", "0.1s"]
+    words += ["--state", frozen.state(), "--json", out]
+    command = [sys.executable, "-m", "protofleet", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+    with _snapshots(port):
+        _wait_for(out, 2)
+    assert process.stdout is not None
+    before = []
+    while not before or "gives no picture" not in before[-1]:
+        before.append(process.stdout.readline())
+    seen = len(_lines(out))
+    with _snapshots(port):  # tried again after a second
+        lines = _wait_for(out, seen + 3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said = "".join(before) + process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    away = rf"camera http://127.0.0.1:{port} gives no picture \([\w ]+\): tried again, at least every 60 s\n"
+    assert re.search(away, said)
+    assert f"camera http://127.0.0.1:{port} is back" in said
+    assert not [word for word in ("hunter", "/snap") if word in said + out.read_text()]
+    assert all(re.fullmatch(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{12}", str(line["photo"])) for line in lines)
+
+
+def test_a_stream_is_answered_about_as_it_comes_and_its_password_is_nowhere(frozen: Finished, tmp_path: Path) -> None:
+    out = tmp_path / "a.jsonl"
+    with rtsp_server("--key-s", 0.5, "--user", "me:hunter/2") as port:
+        words = ["predict", "--camera", f"rtsp://me:hunter%2F2@127.0.0.1:{port}/clock", "--every", "0.5s"]
+        words += ["--crop", "0,0,384,32", "--state", frozen.state(), "--json", out]
+        command = [sys.executable, "-m", "protofleet", *map(str, words)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+        )
+        lines = _wait_for(out, 3)
+        now_s = datetime.now(UTC).timestamp()
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert "hunter" not in said + out.read_text()
+    taken = [datetime.strptime(str(line["photo"])[:20], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC) for line in lines]
+    assert taken == sorted(set(taken))
+    assert now_s - taken[-1].timestamp() < 20.0
+    assert len({line["photo"] for line in lines}) == len(lines)
+
+
+def test_a_camera_is_asked_for_by_a_form_that_there_is(frozen: Finished) -> None:
+    for words, wanted in (
+        (["--camera", "0"], "got 0, try v4l2:0"),
+        (["--camera", "http://me:hunter2/x@h/"], "characters that begin with http://"),
+        (["--camera", "v4l2:0", "--crop", "1,2,3"], "--crop, expected X,Y,WIDTH,HEIGHT in pixels, got 1,2,3"),
+        (["--camera", "v4l2:0", "--every", "0s"], "--every, expected 0.01s to 1d, got 0s"),
+        ([frozen.photos, "--crop", "1,2,3,4"], "--crop, expected --camera, whose pictures it is of, got photos"),
+    ):
+        code, said = run("predict", *words, "--state", frozen.state())
+        assert code == 2
+        assert wanted in said
+        assert "hunter2" not in said
 
 
 def test_a_name_that_is_no_utf_8_is_a_line_of_json_too(frozen: Finished, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def photos(bundle: Bundle, tmp_path: Path) -> Path:
 class Client:
     """A device in a thread of this process, until `stop`."""
 
-    def __init__(self, broker: TestBroker, photos: Path, log: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, broker: TestBroker, photos: Path) -> None:
         given = {"broker": broker.url, "id": "pi-1", "data": photos, "state": photos.parent / "state"}
         self._device = protofleet.Device(BUNDLE, **given)
-        self._thread = threading.Thread(target=self._device.run, args=(log,), daemon=True)
+        self._thread = threading.Thread(target=self._device.run, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -107,14 +107,13 @@ def added(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 
 
 def test_the_next_contribution_holds_what_was_learned_and_answers_follow(
-    broker: TestBroker, bundle: Bundle, photos: Path, tmp_path: Path
+    broker: TestBroker, bundle: Bundle, photos: Path, tmp_path: Path, said: list[str]
 ) -> None:
     state, new = tmp_path / "state", fashion(bundle, 6, (5, 7), seed=3)
     for row in range(2):
         Image.fromarray(new.x[row][..., 0]).save(tmp_path / f"{row}.png")
-    said: list[str] = []
     with Peer(broker.url, bundle) as peer:
-        client = Client(broker, photos, said.append)
+        client = Client(broker, photos)
         plain = sent_in(peer, 1)
         assert sum(plain.values()) == 54
         wait_for_version(state, 1)
@@ -134,7 +133,7 @@ def test_the_next_contribution_holds_what_was_learned_and_answers_follow(
         assert [predictor.learn(tmp_path / "1.png", "Sneaker"), predictor.learn(new.x[1], "Sneaker")] == [
             "learned", "known",
         ]  # fmt: skip
-        client = Client(broker, photos, said.append)
+        client = Client(broker, photos)
         assert added(sent_in(peer, 3), plain) == {"Sneaker": 2}
         assert run("unlearn", tmp_path / "0.png", "--state", state).returncode == 0
         assert predictor.unlearn(new.x[1]) == "Sneaker"

@@ -41,9 +41,8 @@ def test_a_file_is_of_all_its_photos_their_shape_and_the_trunk(tmp_path: Path) -
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_all_names_share_the_budget_and_each_has_its_file(tmp_path: Path) -> None:
-    said: list[str] = []
-    store = ActivationStore(tmp_path, 10 * ROW_BYTES, said.append)
+def test_all_names_share_the_budget_and_each_has_its_file(tmp_path: Path, said: list[str]) -> None:
+    store = ActivationStore(tmp_path, 10 * ROW_BYTES)
     assert _fetched(store, "train", PHOTOS[:6]) == (6, 6)
     (tmp_path / "train-0.activations.partial").write_bytes(b"of a process that was killed")
     assert _fetched(store, "held", PHOTOS[6:12]) == (4, 4)
@@ -63,10 +62,9 @@ def test_what_lies_there_already_needs_no_room_and_the_rest_leaves_some(
 
 
 def test_a_disk_that_refuses_is_said_and_takes_nothing_of_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    said: list[str] = []
-    store = ActivationStore(tmp_path, 6 * ROW_BYTES, said.append)
+    store = ActivationStore(tmp_path, 6 * ROW_BYTES)
     with monkeypatch.context() as full:
         full.setattr(
             "protofleet.contract.files.atomic_files.os.fsync",

@@ -212,11 +212,12 @@ def test_another_share_is_held_out_of_the_same_photos(photos: Path, tmp_path: Pa
         assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)
 
 
-def test_broken_images_are_told_at_every_start(photos: Path, tmp_path: Path, opened: list[int]) -> None:
+def test_broken_images_are_told_at_every_start(
+    photos: Path, tmp_path: Path, opened: list[int], said: list[str]
+) -> None:
     (photos / "bee" / "0000-torn.png").write_bytes(png(X[0])[:60])
-    said: list[str] = []
     for _ in range(2):
-        data = load_data(photos, manifest(), cache=tmp_path / "images", log=said.append)
+        data = load_data(photos, manifest(), cache=tmp_path / "images")
         assert rows(data) == sorted_rows(X, Y)
     assert len(opened) == 13
     assert said[0] == said[1]
@@ -248,9 +249,11 @@ def test_a_damaged_file_is_made_again(damage: str, photos: Path, tmp_path: Path)
 LOAD = """
 import sys
 from pathlib import Path
+from protofleet.contract.console.logs import told
 from tests.edge_client.data.test_load import manifest
 from protofleet.edge_client.data.load import load_data
-data = load_data(sys.argv[1], manifest(shape=(64, 64, 3)), cache=Path(sys.argv[2]), log=lambda l: print(l, flush=True))
+with told(lambda line: print(line, flush=True)):
+    data = load_data(sys.argv[1], manifest(shape=(64, 64, 3)), cache=Path(sys.argv[2]))
 print(len(data), int(data.x.sum(dtype=int)), flush=True)
 """
 
@@ -307,16 +310,15 @@ def test_two_processes_at_once_find_the_same(tmp_path: Path) -> None:
 
 
 def test_whoever_comes_second_waits_says_so_and_decodes_nothing(
-    photos: Path, tmp_path: Path, opened: list[int]
+    photos: Path, tmp_path: Path, opened: list[int], said: list[str]
 ) -> None:
     load_data(photos, manifest(), cache=tmp_path / "done")
     (ready,) = (tmp_path / "done").glob("*.images")
     place = tmp_path / "images"
     place.mkdir()
     first = lock(place / "lock")
-    said: list[str] = []
     found: list[LocalData] = []
-    second = threading.Thread(target=lambda: found.append(load_data(photos, manifest(), cache=place, log=said.append)))
+    second = threading.Thread(target=lambda: found.append(load_data(photos, manifest(), cache=place)))
     second.start()
     deadline = time.monotonic() + 30
     while not said and time.monotonic() < deadline:
@@ -353,11 +355,10 @@ def _full(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 
 def test_small_sets_are_held_in_memory_where_the_disk_is_full(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     _full(monkeypatch, 10 << 20)
-    said: list[str] = []
-    data = load_data(photos, manifest(), cache=tmp_path / "images", log=said.append)
+    data = load_data(photos, manifest(), cache=tmp_path / "images")
     assert rows(data) == sorted_rows(X, Y)
     assert not is_mapped(data.x)
     (line,) = said

@@ -160,14 +160,13 @@ def bomb() -> bytes:
 
 @pytest.mark.parametrize("name", NO_IMAGES)
 def test_what_cannot_be_read_is_named_with_its_reason_and_the_rest_is_used(
-    name: str, bomb: bytes, tmp_path: Path
+    name: str, bomb: bytes, tmp_path: Path, said: list[str]
 ) -> None:
     x, y = samples()
     write_folder(tmp_path / "d", x, y, manifest().labels)
     content, reason = NO_IMAGES[name]
     (tmp_path / "d" / "bee" / name).write_bytes(bomb if name == "bomb.png" else content)
-    said: list[str] = []
-    data = load_data(tmp_path / "d", manifest(), log=said.append)
+    data = load_data(tmp_path / "d", manifest())
     assert sorted_rows(data.x, data.y) == sorted_rows(x, y)
     (line,) = said
     assert line.startswith(f"skipped 1 of 10 images of {tmp_path / 'd'}, which cannot be read: bee/{name} (")
@@ -306,7 +305,7 @@ def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatc
 
 def test_a_progressive_jpeg_counts_with_all_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the coefficients of all of them, at whatever scale it is decoded."""
-    monkeypatch.setattr("protofleet.edge_client.data.decode._MAX_PIXELS", 200 * 100 - 1)
+    monkeypatch.setattr("protofleet.edge_client.data.decode.MAX_PIXELS", 200 * 100 - 1)
     plain, progressive = (encoded(photo(200, 100), "JPEG", progressive=kind) for kind in (False, True))
     assert decode_image(plain, (5, 10, 3)).shape == (5, 10, 3)
     with pytest.raises(DataError, match="pixels, more than 19,999"):

@@ -18,11 +18,12 @@ import pytest
 from PIL import Image
 
 from protofleet.contract.errors import DataError, ProtofleetError
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.learned import FILE, KIND, Example, ExampleGoneError, Learned, LearnedFile, example_of
 from protofleet.edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from protofleet.edge_client.device.own_samples import OwnSamples
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from tests.edge_client.data.test_load import manifest, png, samples, sorted_rows, write_folder
 
 LABELS = manifest().labels
@@ -405,7 +406,7 @@ def test_one_that_is_unlearned_while_it_is_read_is_told_and_looked_at_again(
         load_held_out(tmp_path / "photos", manifest(), learned=learned)
     taught.learn(example(MORE[0]), "ant")
     given = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "photos"), "state": "s"}
-    own = OwnSamples(read_settings(None, given), manifest(), tmp_path / "state", lambda line: None)
+    own = OwnSamples(read_settings(ClientSettings, given), manifest(), tmp_path / "state")
     reads = Learned.images
 
     def meddled(self: Learned, wanted: np.ndarray) -> Iterator[bytes]:

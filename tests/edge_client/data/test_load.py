@@ -375,9 +375,8 @@ def _with_torn_ones(root: Path, source: str, torn: int) -> Path:
 
 @pytest.mark.parametrize("source", ["folder", "parquet"])
 @pytest.mark.parametrize("torn", [1, 40])
-def test_broken_images_are_skipped_told_and_counted(source: str, torn: int, tmp_path: Path) -> None:
-    said: list[str] = []
-    data = load_data(_with_torn_ones(tmp_path, source, torn), manifest(), log=said.append)
+def test_broken_images_are_skipped_told_and_counted(source: str, torn: int, tmp_path: Path, said: list[str]) -> None:
+    data = load_data(_with_torn_ones(tmp_path, source, torn), manifest())
     assert sorted_rows(*vars_of(data)) == sorted_rows(*samples())
     (line,) = said
     assert line.startswith(f"skipped {torn} of {9 + torn} images of {tmp_path}, which cannot be read: ")

@@ -135,7 +135,7 @@ def test_a_device_with_one_class_takes_part(method: str, mnist_like_bundle) -> N
         assert result.contribution.body.classes.tolist() == [3]
 
 
-def test_endings_in_capitals_and_other_files(tmp_path: Path) -> None:
+def test_endings_in_capitals_and_other_files(tmp_path: Path, said: list[str]) -> None:
     """A camera writes DSC_0001.JPG; what else lies in a folder is no image, and is not spoken of."""
     root = write_folder(tmp_path / "d", X, Y, LABELS)
     for file in list(root.rglob("*.png")):
@@ -145,12 +145,11 @@ def test_endings_in_capitals_and_other_files(tmp_path: Path) -> None:
     (root / "readme.txt").write_text("x")
     (root / "ant" / "deeper" / "still").mkdir(parents=True)
     (root / "ant" / "0000.PNG").rename(root / "ant" / "deeper" / "still" / "0000.PNG")
-    said: list[str] = []
-    assert rows(load_data(root, manifest(), log=said.append)) == sorted_rows(X, Y)
+    assert rows(load_data(root, manifest())) == sorted_rows(X, Y)
     assert said == []
 
 
-def test_links_within_the_folder_are_followed_and_those_out_of_it_are_not(tmp_path: Path) -> None:
+def test_links_within_the_folder_are_followed_and_those_out_of_it_are_not(tmp_path: Path, said: list[str]) -> None:
     root = write_folder(tmp_path / "d", X[:6], Y[:6], LABELS)
     secret = write_folder(tmp_path / "d-private", X[6:], Y[6:], LABELS)
     (root / "ant" / "again.png").symlink_to(root / "ant" / "0000.png")
@@ -159,8 +158,7 @@ def test_links_within_the_folder_are_followed_and_those_out_of_it_are_not(tmp_pa
     (root / "bee" / "folder").symlink_to(secret / "bee")
     (root / "bee" / "loop").symlink_to(root / "bee")
     (root / "cat" / "up.png").symlink_to(Path("..") / ".." / "d-private" / "cat" / "0002.png")
-    said: list[str] = []
-    data = load_data(root, manifest(), log=said.append)
+    data = load_data(root, manifest())
     again = [(0, X[0].tobytes())]
     assert rows(data) == sorted(sorted_rows(X[:6], Y[:6]) + again)
     (line,) = said
@@ -173,14 +171,13 @@ def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     assert rows(load_data(tmp_path / "link", manifest())) == sorted_rows(X, Y)
 
 
-def test_a_csv_names_any_file_and_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_csv_names_any_file_and_what_is_missing_is_told(tmp_path: Path, said: list[str]) -> None:
     write_folder(tmp_path / "elsewhere", X[:2], Y[:2], LABELS)
     (tmp_path / "d").mkdir()
     mine = tmp_path / "d" / "mine.csv"
     outside = tmp_path / "elsewhere" / "ant" / "0000.png"
     mine.write_text(f'path,label\n"{outside}",ant\n../elsewhere/bee/0001.png,bee\nlost.jpg,cat\n')
-    said: list[str] = []
-    assert rows(load_data(mine, manifest(), log=said.append)) == sorted_rows(X[:2], Y[:2])
+    assert rows(load_data(mine, manifest())) == sorted_rows(X[:2], Y[:2])
     assert said == [f"skipped 1 of 3 images of {mine}, which cannot be read: lost.jpg (No such file or directory)"]
 
 

@@ -16,6 +16,7 @@ from protofleet.contract.bundle.bundle_file import Activation, Bundle, Manifest,
 from protofleet.contract.errors import UsageError
 from protofleet.contract.heads.answers import nearest_answer
 from protofleet.contract.methods import method
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.load import hold_back
@@ -24,7 +25,7 @@ from protofleet.edge_client.device.evaluation import in_words, score, summary
 from protofleet.edge_client.device.own_samples import LEAST, OwnSamples, Samples
 from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.run.service import _tells
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.extractor import Extractor
 
 CLASSES = (0, 3, 8)
@@ -102,7 +103,7 @@ def test_among_own_classes_is_what_a_loop_over_photos_finds(bundle: Bundle) -> N
     some = fashion(bundle, 200, tuple(range(10)))  # of the means of these some photos of 0 lie nearest to other classes
     centres = np.stack([extractor.features(some.x[some.y == label]).mean(axis=0) for label in range(10)])
     answer = nearest_answer(centres, ~np.isin(np.arange(10), (3, 9)))  # it cannot name 3, of which there are photos
-    (scored,) = score(extractor, {"it": answer}, test, own).values()
+    (scored,) = score(extractor.blocks(test.x), {"it": answer}, test.y, own).values()
     right = 0
     for z, label in zip(extractor.features(test.x), test.y, strict=True):
         nearest = min((0, 7), key=lambda j: float(np.linalg.norm(z - centres[j])))
@@ -115,7 +116,7 @@ def test_among_own_classes_is_what_a_loop_over_photos_finds(bundle: Bundle) -> N
     assert found.among_own > found.own_classes > 0.0  # fewer classes to choose among
     for mine in ((3, 9), (0,)):  # of these it can name none
         unable = nearest_answer(centres, ~np.isin(np.arange(10), mine))
-        (unnamed,) = score(extractor, {"it": unable}, test, np.isin(np.arange(10), mine)).values()
+        (unnamed,) = score(extractor.blocks(test.x), {"it": unable}, test.y, np.isin(np.arange(10), mine)).values()
         assert unnamed.among_own == 0
 
 
@@ -164,28 +165,28 @@ def test_too_few_are_all_trained_on() -> None:
     assert len(held) == 0
 
 
-def _settings(tmp_path: Path, **options: object) -> ClientConfig:
+def _settings(tmp_path: Path, **options: object) -> ClientSettings:
     named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "d.npz"), "state": str(tmp_path)}
-    return read_settings(None, {**named, **options})
+    return read_settings(ClientSettings, {**named, **options})
 
 
-def _samples(tmp_path: Path, m: Manifest, said: list[str], arrays: LocalData | None, **options: object) -> Samples:
+def _samples(tmp_path: Path, m: Manifest, arrays: LocalData | None, **options: object) -> Samples:
     given = None if arrays is None else (arrays.x, arrays.y)
-    return OwnSamples(_settings(tmp_path, **options), m, tmp_path, said.append, given).read()
+    return OwnSamples(_settings(tmp_path, **options), m, tmp_path, given).read()
 
 
 @pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
-    bundle: Bundle, tmp_path: Path, in_memory: bool
+    bundle: Bundle, tmp_path: Path, in_memory: bool, said: list[str]
 ) -> None:
-    m, data, said = bundle.manifest, fashion(bundle, 90, CLASSES), list[str]()
+    m, data = bundle.manifest, fashion(bundle, 90, CLASSES)
     np.savez(tmp_path / "d.npz", x=data.x, y=data.y)
     np.savez(tmp_path / "t.npz", x=data.x[:7], y=data.y[:7])
     arrays = data if in_memory else None
     sizes = {}
     for name, options in {"default": {}, "none": {"hold_out": 0.0}, "test": {"test": str(tmp_path / "t.npz")}}.items():
-        found = _samples(tmp_path, m, said, arrays, **options)
+        found = _samples(tmp_path, m, arrays, **options)
         train, test, held = found.data, found.test, found.held
         sizes[name] = (len(train), None if test is None else len(test))
         assert held is (test if name == "default" else None)
@@ -196,7 +197,7 @@ def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
     assert sizes == {"default": (81, 9), "none": (90, None), "test": (90, 7)}
     tail = msgspec.structs.replace(m, cut=(Activation("a0", (2,)),))  # what it is checked by is never the test set
     options = {"test": str(tmp_path / "t.npz")}
-    found = _samples(tmp_path, tail, said, arrays, **options)
+    found = _samples(tmp_path, tail, arrays, **options)
     assert [len(each or ()) for each in (found.data, found.test, found.held)] == [81, 7, 9]
     assert said == []
 
@@ -226,3 +227,33 @@ def test_where_noise_protects_what_is_sent_or_the_policy_says_so_figures_stay_at
             assert not _tells(found, figure, None, option)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=f"{option}, expected {expected}"):
                 _tells(found, figure, True, option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kept_bytes", "passes"), [(1 << 20, 1), (100, 3)])
+def test_test_images_are_extracted_once_where_their_features_fit(
+    mnist_like_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kept_bytes: int, passes: int
+) -> None:
+    bundle = read_bundle(mnist_like_bundle("ncm"))
+    test, further = (fashion(bundle, 40, CLASSES, purpose="test"), fashion(bundle, 30, CLASSES, purpose="test"))
+    seen: list[int] = []
+    run = Extractor.blocks
+
+    def counted(self: Extractor, x: np.ndarray, samples: int | None = None) -> object:
+        seen.append(len(x))
+        return run(self, x, samples)
+
+    monkeypatch.setattr(Extractor, "blocks", counted)
+    monkeypatch.setattr("protofleet.edge_client.device.evaluation.KEPT_BYTES", kept_bytes)
+    data = fashion(bundle, 90, CLASSES)
+    pi = Device(bundle, data, "pi-1", test=test)
+    first = pi.evaluate(None)
+    assert first is not None
+    pi.accuracy(first, "ncm")
+    again = pi.evaluate(None)
+    assert again is not None
+    assert again.all_classes == first.all_classes
+    assert seen.count(len(test)) == passes
+    pi.hold(data, test=further)
+    other = pi.evaluate(None)
+    assert other is not None
+    assert (other.samples, seen[-1]) == (len(further), len(further))

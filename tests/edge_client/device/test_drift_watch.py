@@ -16,12 +16,13 @@ from edge_samples import fashion
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.drift import FARTHEST, LEAST, read_drift
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.device import Device
 from protofleet.edge_client.device.drift_watch import DriftWatch, Reference
 from protofleet.edge_client.messages.status_message import Health
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +146,11 @@ def test_a_running_client_says_it_after_the_contribution_that_holds_new_photos(
     file = tmp_path / "photos.npz"
     np.savez(file, x=whole.x[:50], y=whole.y[:50])
     options = {"id": "pi-1", "data": str(file), "state": str(tmp_path / "state"), "hold_out": 0.0}
-    settings = read_settings(None, {"bundle": str(mnist_like_bundle("ncm")), "broker": url, "fleet": FLEET, **options})
+    settings = read_settings(
+        ClientSettings, {"bundle": str(mnist_like_bundle("ncm")), "broker": url, "fleet": FLEET, **options}
+    )
     service = Service(settings)
-    running = threading.Thread(target=lambda: service.run(lambda line: None, lambda content, ended: None), daemon=True)
+    running = threading.Thread(target=lambda: service.run(lambda content, ended: None), daemon=True)
     with Peer(url, bundle) as peer:
         running.start()
         peer.status(online=True)

@@ -13,6 +13,7 @@ import pytest
 from edge_samples import announcement, fashion, graphs_of, releases
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.console.logs import told
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import UsageError
 from protofleet.contract.wire.global_state import GlobalState
@@ -29,7 +30,7 @@ from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.policy import Policy, read_policy
 from protofleet.edge_client.rounds.round_follower import Follower, Task
-from protofleet.edge_client.run.round_work import RoundWork
+from protofleet.edge_client.run.round_work import Line, Own, RoundWork
 from protofleet.lab.demo.shipped import BUNDLE
 
 ALL = tuple(range(10))
@@ -92,21 +93,18 @@ class Here:
 @contextmanager
 def at_work(folder: Path, bundle: Bundle, data: LocalData, test: LocalData | None) -> Iterator[Here]:
     device, said = Device(bundle, data, "pi-1", test=test, graphs=graphs_of(bundle)), list[str]()
-    with Journal(folder, fleet="fleet", device="pi-1", bundle=bundle.sha256, bundle_path=BUNDLE) as journal:
+    kept = Journal(folder, fleet="fleet", device="pi-1", bundle=bundle.sha256, bundle_path=BUNDLE)
+    with kept as journal, told(said.append):
         follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
         work = RoundWork(
-            device,
-            journal,
-            Outbox(random.Random(0)),
-            follower,
-            device_id="pi-1",
-            boot=1,
-            samples=None,
+            Own(
+                device,
+                releases(folder, bundle),
+                Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
+                photos="held-out photos",
+            ),
+            Line(journal, Outbox(random.Random(0)), follower, "pi-1", 1),
             manager=ServiceManager({}),
-            releases=releases(folder, bundle),
-            photos="held-out photos",
-            log=said.append,
-            blinding=Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
         )
         yield Here(bundle, device, journal, follower, work, said)
 

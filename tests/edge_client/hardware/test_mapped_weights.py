@@ -11,10 +11,11 @@ import pytest
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import LinkError
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.hardware.code_pages import release_code
 from protofleet.edge_client.hardware.mapped_weights import laid_aside
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.extractor import Extractor
 
 
@@ -80,7 +81,7 @@ def test_a_client_holds_no_weights_but_those_that_were_laid_aside(mnist_like_bun
         found.extend(type(root(value)) for each in held for value in each.params.values())
 
     with pytest.raises(LinkError):
-        Service(read_settings(None, {**given, "until_finished": True, "patience": 0.1}), arrays).run(print, look)
+        Service(read_settings(ClientSettings, {**given, "until_finished": True, "patience": 0.1}), arrays).run(look)
     assert set(found) == {mmap.mmap}
 
 

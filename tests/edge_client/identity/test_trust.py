@@ -18,6 +18,7 @@ from protofleet.contract.identity.signatures import Keyring, Signer, inside, inv
 from protofleet.contract.identity.tokens import draw_token, read_token, token_text
 from protofleet.contract.mqtt.address import Address
 from protofleet.contract.mqtt.link import Received
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.envelopes import ENROL
@@ -29,7 +30,7 @@ from protofleet.edge_client.journal.journal import FINAL, Journal, Pending
 from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.messages.presence import Presence
 from protofleet.edge_client.rounds.patience import Patience
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from tests.attacks.targets.inbox import KEYS, Scene
 
 FLEET, DEVICE = "fleet", "pi-1"
@@ -46,11 +47,10 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 class Trusted:
-    """A `Trust` and what it said."""
+    """A `Trust`, and who speaks to it."""
 
     def __init__(self, journal: Journal, *keys: bytes, own: Signer | None = None) -> None:
-        self.said: list[str] = []
-        self.trust = Trust(keys, Identity(own), journal.issued, fleet=FLEET, device_id=DEVICE, log=self.said.append)
+        self.trust = Trust(keys, Identity(own), journal.issued, fleet=FLEET, device_id=DEVICE)
 
     def hears(self, topic: str, payload: bytes) -> Message | None:
         return self.trust.opened(Received(topic, payload, False, 1, 1))
@@ -60,7 +60,7 @@ def announcement(issued: int) -> bytes:
     return encode(Announcement(b"run1", 3, "open", "ncm", bytes(32), issued=issued))
 
 
-def test_only_what_a_trusted_key_signed_for_this_topic_is_believed(journal: Journal) -> None:
+def test_only_what_a_trusted_key_signed_for_this_topic_is_believed(journal: Journal, said: list[str]) -> None:
     device = Trusted(journal, HOSTILE.public_key[::-1], AGGREGATOR.public_key)
     assert device.hears(DOWN, AGGREGATOR.sign(DOWN, RECEIPT)) == decode(RECEIPT)
     for payload in (
@@ -72,16 +72,16 @@ def test_only_what_a_trusted_key_signed_for_this_topic_is_believed(journal: Jour
     ):
         assert device.hears(DOWN, payload) is None
     assert device.trust.refused == 5
-    assert sum("aggregate --sign KEY" in line for line in device.said) == 1  # what to do, once
-    assert sum("has to name the aggregator's key" in line for line in device.said) == 1
+    assert sum("aggregate --sign KEY" in line for line in said) == 1  # what to do, once
+    assert sum("has to name the aggregator's key" in line for line in said) == 1
 
 
-def test_a_flood_writes_no_log(journal: Journal) -> None:
+def test_a_flood_writes_no_log(journal: Journal, said: list[str]) -> None:
     device = Trusted(journal, AGGREGATOR.public_key)
     for _ in range(500):
         assert device.hears(ROUND, announcement(1)) is None
         assert device.hears(DOWN, Signer(os.urandom(32)).sign(DOWN, RECEIPT)) is None
-    assert len(device.said) == 2
+    assert len(said) == 2
     assert device.trust.to_report(0.0) == 1000
     assert device.hears(ROUND, announcement(1)) is None
     assert device.trust.to_report(1.0) is None  # told a moment ago
@@ -196,7 +196,7 @@ def test_a_client_that_ends_with_its_run_waits_for_no_aggregator_without_a_signa
 
 def settings(folder: Path, **more: object) -> object:
     needed = {"bundle": "b", "broker": "mqtt://x", "id": DEVICE, "data": "d", "state": str(folder / "state")}
-    return read_settings(None, needed | more)
+    return read_settings(ClientSettings, needed | more)
 
 
 def test_a_device_makes_its_key_once_for_itself_alone(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_a_recorded_receipt_sent_again_robs_a_device_of_nothing(journal: Journal
 # ── enrolment ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_device_asks_until_it_is_answered() -> None:
-    token, said = draw_token(), list[str]()
-    enrolling = Enrolling(FLEET, DEVICE, OWN, token, said.append)
+def test_a_device_asks_until_it_is_answered(said: list[str]) -> None:
+    token = draw_token()
+    enrolling = Enrolling(FLEET, DEVICE, OWN, token)
     assert enrolling.is_open
     assert enrolling.due(0.0) is None  # no connection
     enrolling.connected()
@@ -350,4 +350,4 @@ def test_a_device_asks_until_it_is_answered() -> None:
     enrolling.heard(Receipt(b"run1", 1, ENROL, "committed", digest=digest))
     enrolling.connected()
     assert not enrolling.is_open
-    assert not Enrolling(FLEET, DEVICE, OWN, None, said.append).is_open
+    assert not Enrolling(FLEET, DEVICE, OWN, None).is_open

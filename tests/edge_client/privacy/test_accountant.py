@@ -353,16 +353,18 @@ def test_a_release_that_would_exceed_the_budget_is_refused_before_it_is_made(her
     assert done > 1
 
 
-def test_rounds_of_noised_sums_take_place_until_the_budget_is_spent(here: None, noisy: Bundle, tmp_path: Path) -> None:
+def test_rounds_of_noised_sums_take_place_until_the_budget_is_spent(
+    here: None, noisy: Bundle, tmp_path: Path, said: list[str]
+) -> None:
     """On a device, of any bundle: the second round of a budget for one is answered without a row."""
     found = method("ncm-dp")
     cost = cost_of(found.mechanism(found.resolved_in(noisy.manifest.hyper)), ONE)
     assert cost.add_remove is not None
     policy = Policy(epsilon=1.01 * _epsilon(cost.add_remove**-0.5, 1e-5), delta=1e-5)
-    gate, said = releases(tmp_path, noisy, policy), list[str]()
+    gate = releases(tmp_path, noisy, policy)
     with journal_in(tmp_path / "state", noisy) as journal:
         gate.begin(journal)
-        done = work(noisy, journal, gate, said)
+        done = work(noisy, journal, gate)
         for number, rows, refused in ((1, 10, ""), (2, 0, "round 2 (ncm-dp): epsilon is spent")):
             done.take_part(task(noisy, number, method="ncm-dp"))
             sent = decode(journal.pending()[-1].payload)

@@ -31,7 +31,7 @@ from protofleet.edge_client.messages.outbox import Outbox
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.rounds.round_follower import Follower, Task
-from protofleet.edge_client.run.round_work import RoundWork
+from protofleet.edge_client.run.round_work import Line, Own, RoundWork
 
 LEAST, SAMPLES = 3, 12
 
@@ -51,31 +51,24 @@ def announced(bundle: Bundle, least: int = LEAST) -> Announcement:
     return announcement(bundle, 1, "ffc", helper=HelperTerms(PUBLIC.seal, least, SCALE_BITS), **told)
 
 
-def left_by(bundle: Bundle, folder: Path, said: list[str], a: Announcement, policy: Policy | None = None) -> bytes:
+def left_by(bundle: Bundle, folder: Path, a: Announcement, policy: Policy | None = None) -> bytes:
     """What a device has in its journal, to be sent, after a round."""
     with Journal(folder, fleet="fleet", device="pi-1", bundle=bundle.sha256) as journal:
+        device = Device(bundle, fashion(bundle, SAMPLES, (0, 3)), "pi-1")
+        follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
         work = RoundWork(
-            Device(bundle, fashion(bundle, SAMPLES, (0, 3)), "pi-1"),
-            journal,
-            Outbox(random.Random(0)),
-            Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part),
-            device_id="pi-1",
-            boot=1,
-            samples=None,
+            Own(device, releases(folder, bundle, policy), blinding(bundle), photos="photos"),
+            Line(journal, Outbox(random.Random(0)), follower, "pi-1", 1),
             manager=ServiceManager({}),
-            releases=releases(folder, bundle, policy),
-            blinding=blinding(bundle),
-            photos="photos",
-            log=said.append,
         )
         work.take_part(Task(a, GlobalState(RUN, 0, 0)))
         (pending,) = journal.pending()
     return pending.payload
 
 
-def made(bundle: Bundle, folder: Path, said: list[str], a: Announcement) -> FeatureGram:
+def made(bundle: Bundle, folder: Path, a: Announcement) -> FeatureGram:
     """What a device's share of a round, and its pad, come to together."""
-    message = decode(left_by(bundle, folder, said, a))
+    message = decode(left_by(bundle, folder, a))
     assert isinstance(message, Contribution)
     assert message.share is not None
     seed = inside(message.seed)
@@ -88,27 +81,26 @@ def made(bundle: Bundle, folder: Path, said: list[str], a: Announcement) -> Feat
 
 
 def test_a_share_and_its_pad_are_the_devices_sums(bundle: Bundle, tmp_path: Path) -> None:
-    found = made(bundle, tmp_path, [], announced(bundle))
+    found = made(bundle, tmp_path, announced(bundle))
     assert found.counts.sum() == SAMPLES
     width = bundle.manifest.features
     assert found.matrix.trace() == pytest.approx(SAMPLES, abs=width * 2.0 ** -(SCALE_BITS + 1) + 1e-5)
 
 
 def test_numbers_too_large_to_be_summed_are_abstained_from_in_one_line(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setattr(
         "protofleet.contract.privacy.blinding.LARGEST", float(SAMPLES) / 4
     )  # as 131,072 samples are too many
-    said = list[str]()
-    message = inside(left_by(bundle, tmp_path, said, announced(bundle)))
+    message = inside(left_by(bundle, tmp_path, announced(bundle)))
     assert isinstance(message, Contribution)
     assert message.says_nothing
     assert sum("is refused: " in line and "expected numbers below 3" in line for line in said) == 1
 
 
 def test_a_round_that_the_policy_refuses_is_abstained_from_and_left_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
-    pending = left_by(bundle, tmp_path, [], announced(bundle), Policy(methods=("ncm",)))
+    pending = left_by(bundle, tmp_path, announced(bundle), Policy(methods=("ncm",)))
     message = inside(pending)
     assert isinstance(message, Contribution)
     assert message.says_nothing

@@ -23,6 +23,7 @@ from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.methods import method
 from protofleet.contract.privacy.secret_noise import SecretNoise
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import Announcement, Contribution
@@ -41,7 +42,7 @@ from protofleet.edge_client.privacy.releases import Releases
 from protofleet.edge_client.rounds.round_follower import Task
 from protofleet.edge_client.run.client import Client
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 TEN = tuple(f"c{number}" for number in range(10))
 HUNDRED = tuple(f"c{number:02}" for number in range(100))
@@ -89,7 +90,7 @@ def released(
     def rounds(client: Client) -> None:
         for number in numbers or (1,):
             between(number)
-            sha256 = client._bundle.sha256
+            sha256 = client._member.who.bundle.sha256
             asked = Announcement(run=RUN, round=number, phase="open", method=method, bundle=sha256, encoding=encoding)
             client._rounds.take_part(Task(asked, GlobalState(RUN, 0, 0)))
         found = {pending.key[1]: decode(pending.payload) for pending in client._journal.pending()}
@@ -99,7 +100,7 @@ def released(
     monkeypatch.setattr(accountant, "_epsilons", lambda delta, costs: list(costs))  # a process of seconds
     named = {"bundle": str(bundle), "broker": "mqtt://h", "id": "pi-1", "data": str(folder), "state": str(state)}
     named |= {"provider": "cpu", "portable_step": True}  # what is measured at a start takes seconds
-    Service(read_settings(None, {**named, **options})).run(lambda line: None, lambda content, finished: None)
+    Service(read_settings(ClientSettings, {**named, **options})).run(lambda content, finished: None)
     return sent
 
 
@@ -160,9 +161,9 @@ def own(folder: Path, state: Path, key: bytes = b"k" * 32, **options: object) ->
     """A device's samples, as a client whose bundle adds noise reads them."""
     named = {"bundle": "b", "broker": "mqtt://h", "id": "pi-1", "data": str(folder), "state": str(state)}
     state.mkdir(exist_ok=True)  # a client's journal lies there
-    settings = read_settings(None, {**named, **options})
+    settings = read_settings(ClientSettings, {**named, **options})
     described = msgspec.structs.replace(manifest(classes=10, name="ncm-dp"), labels=TEN)
-    return OwnSamples(settings, described, state, lambda line: None, draw_key=key, rule="each alone")
+    return OwnSamples(settings, described, state, draw_key=key, rule="each alone")
 
 
 def summed(folder: Path, state: Path, key: bytes = b"k" * 32, **options: object) -> Counter[tuple[bytes, int]]:
@@ -519,11 +520,11 @@ def test_after_a_restart_nothing_is_told_beside_what_was_noised(
     folder, state = photos(tmp_path / "photos", dict.fromkeys(TEN, 9), 0), tmp_path / "state"
     told, whole = list[set[str]](), Client.__init__
 
-    def made(self: Client, **given: object) -> None:
-        whole(self, **given)  # type: ignore[arg-type]
+    def made(self: Client, *parts: object, **given: object) -> None:
+        whole(self, *parts, **given)  # type: ignore[arg-type]
         self._health.accuracy = {"accuracy": 0.5}
         told.append(set(self._health.birth().metrics) & {"accuracy", "peak_rss_bytes"})
-        assert self._tells_accuracy == (len(told) == 1)
+        assert self._figures.tells_accuracy == (len(told) == 1)
 
     monkeypatch.setattr(Client, "__init__", made)
     for number in (1, 2, 3):

@@ -41,7 +41,7 @@ from protofleet.edge_client.rollout.probation import ProbationWatch
 from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rounds.round_follower import Follower, Task
-from protofleet.edge_client.run.round_work import RoundWork
+from protofleet.edge_client.run.round_work import Line, Own, RoundWork
 
 FEW = np.array([4, 0, 2])
 
@@ -83,11 +83,11 @@ def test_a_whole_policy_is_read_and_one_without_a_key_is_refused(tmp_path: Path)
         ("", "expected at least one of a policy's keys, got none"),
         ("methods = [", "expected TOML, got"),
         ("epsilom = 1.0", "unknown key, expected one of a policy's, got epsilom, try one of epsilon"),
-        ('methods = ["nmc"]', "methods, expected known names, got 'nmc', try one of ncm"),
+        ('methods = ["nmc"]', "methods, expected known names, got nmc, try one of ncm"),
         ('methods = "ncm"', "methods, expected a list"),
-        ('statistics = ["weights"]', "statistics, expected known names, got 'weights'"),
-        ('encodings = ["f8"]', "encodings, expected known names, got 'f8'"),
-        ('figures = ["photos"]', "figures, expected known names, got 'photos'"),
+        ('statistics = ["weights"]', "statistics, expected known names, got weights"),
+        ('encodings = ["f8"]', "encodings, expected known names, got f8"),
+        ('figures = ["photos"]', "figures, expected known names, got photos"),
         ('min_samples = "5"', "expected values of the right kind, got Expected `int`"),
         ("min_samples = 0", "min_samples, expected 1 to"),
         ("releases_per_day = 0", "releases_per_day, expected 0.0001 to 1e+06, got 0.0"),
@@ -101,7 +101,7 @@ def test_a_whole_policy_is_read_and_one_without_a_key_is_refused(tmp_path: Path)
         ("blinded = 1", "values of the right kind, got Expected `bool`"),
         ("blinded = true", "blinded, expected --helper-key beside it, got none"),
         ("blinded = true\nepsilon = 1.0\ndelta = 1e-6", "blinded with epsilon, expected one of the two"),
-        ('neighbours = "both"', "neighbours, expected add-remove or replace, got 'both'"),
+        ('neighbours = "both"', "neighbours, expected add-remove or replace, got both, try one of add-remove"),
         ('ledger = "ledger.sqlite"', "ledger, expected a path that begins with /, got 'ledger.sqlite'"),
         ('ledger = ""', "ledger, expected a path that begins with /, got ''"),
         ('ledger = "/a\\u0000b"', "ledger, expected a path that begins with /, got '/a\\x00b'"),
@@ -357,7 +357,6 @@ def work(
     bundle: Bundle,
     journal: Journal,
     found: Releases,
-    said: list[str],
     device: Device | None = None,
     *,
     follower: Follower | None = None,
@@ -365,19 +364,12 @@ def work(
     blinding: Blinding | None = None,
 ) -> RoundWork:
     own = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
+    device = device or Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1", graphs=graphs_of(bundle))
+    blinding = blinding or Blinding(bundle.manifest, fleet="fleet", device="pi-1")
     return RoundWork(
-        device or Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1", graphs=graphs_of(bundle)),
-        journal,
-        Outbox(random.Random(0)),
-        follower or own,
-        device_id="pi-1",
-        boot=1,
-        samples=None,
+        Own(device, found, blinding, photos="photos"),
+        Line(journal, Outbox(random.Random(0)), follower or own, "pi-1", 1),
         manager=ServiceManager({}),
-        releases=found,
-        blinding=blinding or Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
-        photos="photos",
-        log=said.append,
         probation=probation,
     )
 
@@ -391,16 +383,15 @@ def task(bundle: Bundle, number: int, **fields: object) -> Task:
 
 
 def test_a_round_that_is_refused_is_answered_before_anything_is_computed(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     def computes(self: Device, *args: object, **named: object) -> None:
         raise AssertionError("something was computed of a sample")
 
     for name in ("run_round", "sit_out", "_summarise"):
         monkeypatch.setattr(Device, name, computes)
-    said = list[str]()
     with journal_in(tmp_path / "state", bundle) as journal:
-        done = work(bundle, journal, releases(tmp_path, bundle, Policy(encodings=("f32",))), said)
+        done = work(bundle, journal, releases(tmp_path, bundle, Policy(encodings=("f32",))))
         done.take_part(task(bundle, 1, encoding="int8"))
         (waits,) = journal.pending()
         assert journal.weights() == {}
@@ -423,7 +414,7 @@ def test_who_is_given_a_helper_sends_shares_alone_and_others_send_none(bundle: B
             (2, own, None, "round 2 (ncm): not blinded"),
             (3, None, terms, "round 3 (ncm): blinded"),
         ):
-            done = work(bundle, journal, found, [], device, blinding=blinding)
+            done = work(bundle, journal, found, device, blinding=blinding)
             done.take_part(task(bundle, number, method="ncm", helper=helper))
             sent = decode(journal.pending()[-1].payload)
             assert isinstance(sent, Contribution)
@@ -436,7 +427,7 @@ def test_a_round_holds_no_class_with_fewer_than_the_policy_asks_for(bundle: Bund
     counts = sorted(int(count) for count in np.bincount(data.y) if count)
     with journal_in(tmp_path / "state", bundle) as journal:
         found = releases(tmp_path, bundle, Policy(min_samples=counts[-1]))
-        done = work(bundle, journal, found, [], Device(bundle, data, "pi-1"))
+        done = work(bundle, journal, found, Device(bundle, data, "pi-1"))
         done.take_part(task(bundle, 1, method="ncm"))
         sent = decode(journal.pending()[-1].payload)
         assert isinstance(sent, Contribution)
@@ -453,7 +444,7 @@ def test_sums_that_stand_hold_no_class_with_fewer_than_the_policy_asks_for(bundl
     for least in (most, most + 1):
         with journal_in(tmp_path / str(least), bundle) as journal:
             found = releases(tmp_path, bundle, Policy(min_samples=least))
-            done = work(bundle, journal, found, [], Device(bundle, data, "pi-1"))
+            done = work(bundle, journal, found, Device(bundle, data, "pi-1"))
             assert done.stand(asked)
             sent = decode(journal.pending()[-1].payload)
             assert isinstance(sent, Contribution)
@@ -474,9 +465,9 @@ def test_nothing_waits_to_be_sent_that_is_not_in_the_ledger_and_a_repeated_round
             with monkeypatch.context() as patch:
                 patch.setattr(where, name, off)
                 with pytest.raises(StoreError):
-                    work(bundle, journal, found, []).take_part(task(bundle, number))
+                    work(bundle, journal, found).take_part(task(bundle, number))
             assert (found._ledger.spent().releases, journal.pending()) == (1, [])
-        work(bundle, journal, found, []).take_part(task(bundle, 1))
+        work(bundle, journal, found).take_part(task(bundle, 1))
         (waits,) = journal.pending()
         assert found._ledger.spent().releases == 1
         kept = found._ledger.newest("fleet", *waits.key)
@@ -491,7 +482,7 @@ def test_a_state_directory_that_is_restored_does_not_take_its_ledger_back(bundle
     for copy, count in (("first", 12), ("an older copy", 13), ("an older copy again", 11)):
         with journal_in(tmp_path / copy, bundle) as journal:
             device = Device(bundle, replace(data, x=data.x[:count], y=data.y[:count]), "pi-1", graphs=graphs_of(bundle))
-            done = work(bundle, journal, found, [], device)
+            done = work(bundle, journal, found, device)
             done.take_part(task(bundle, 1))
             words.append(done.refused)
     assert words == ["", "", "round 1 (fedproto): releases per day"]
@@ -512,8 +503,8 @@ def test_with_an_epsilon_photos_do_not_decide_whether_a_rolled_out_bundle_stays(
         follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
         follower.restore(GlobalState(RUN, 1, 1))
         device = Device(bundle, data, "pi-1", test=fashion(bundle, 200, tuple(range(10))), graphs=graphs_of(bundle))
-        found, watch = releases(tmp_path, bundle, policy), ProbationWatch(file, lambda line: None)
-        done = work(bundle, journal, found, [], device, follower=follower, probation=watch)
+        found, watch = releases(tmp_path, bundle, policy), ProbationWatch(file)
+        done = work(bundle, journal, found, device, follower=follower, probation=watch)
         done.take_part(task(bundle, 1))
         receipt = Receipt(RUN, 1, "fedproto", "committed")
         journal.record_receipt(receipt, 9)
@@ -588,10 +579,9 @@ def test_the_operator_sees_the_newest_word_of_each_device_until_it_says_none(tmp
     store.close()
 
 
-def test_what_shows_single_photos_is_said_to_the_owner_once(bundle: Bundle, tmp_path: Path) -> None:
-    said = list[str]()
+def test_what_shows_single_photos_is_said_to_the_owner_once(bundle: Bundle, tmp_path: Path, said: list[str]) -> None:
     with journal_in(tmp_path / "state", bundle) as journal:
-        done = work(bundle, journal, releases(tmp_path, bundle), said)
+        done = work(bundle, journal, releases(tmp_path, bundle))
         for number in (1, 2):
             done.take_part(task(bundle, number, method="ffc"))
     (line,) = (line for line in said if "single photos" in line)

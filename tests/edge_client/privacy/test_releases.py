@@ -60,9 +60,9 @@ def blinding_of(bundle: Bundle) -> Blinding:
 def test_a_blinded_round_that_is_refused_is_answered_with_nothing_and_another_with_a_share(
     policy: Policy, fields: dict[str, object], word: str, bundle: Bundle, tmp_path: Path
 ) -> None:
-    found, said = releases(tmp_path, bundle, policy), list[str]()
+    found = releases(tmp_path, bundle, policy)
     with journal_in(tmp_path / "state", bundle) as journal:
-        done = work(bundle, journal, found, said, blinding=blinding_of(bundle))
+        done = work(bundle, journal, found, blinding=blinding_of(bundle))
         done.take_part(blinded_task(bundle, **fields))
         (waits,) = journal.pending()
     sent, kept = decode(waits.payload), found._ledger.newest("fleet", *waits.key)
@@ -92,10 +92,10 @@ def test_a_blinded_release_is_in_the_ledger_once_however_often_it_is_shared_anew
     with journal_in(tmp_path / "first", bundle) as journal, monkeypatch.context() as patch:
         patch.setattr(Journal, "commit_round", off)
         with pytest.raises(StoreError):
-            work(bundle, journal, found, [], blinding=blinding_of(bundle)).take_part(blinded_task(bundle))
+            work(bundle, journal, found, blinding=blinding_of(bundle)).take_part(blinded_task(bundle))
     for folder in ("first", "an older copy"):
         with journal_in(tmp_path / folder, bundle) as journal:
-            work(bundle, journal, found, [], blinding=blinding_of(bundle)).take_part(blinded_task(bundle))
+            work(bundle, journal, found, blinding=blinding_of(bundle)).take_part(blinded_task(bundle))
             shares.append(journal.pending()[0].payload)
     assert shares[0] != shares[1]
     spent = found._ledger.spent()
@@ -112,7 +112,7 @@ def test_numbers_that_are_too_large_to_be_blinded_stay_and_the_client_goes_on(
     monkeypatch.setattr(blinding, "LARGEST", 1.0)
     found = releases(tmp_path, bundle)
     with journal_in(tmp_path / "state", bundle) as journal:
-        done = work(bundle, journal, found, [], blinding=blinding_of(bundle))
+        done = work(bundle, journal, found, blinding=blinding_of(bundle))
         done.take_part(blinded_task(bundle))
         sent = decode(journal.pending()[0].payload)
     assert isinstance(sent, Contribution)
@@ -137,7 +137,7 @@ def test_a_noised_round_is_released_once_whatever_became_of_it(bundle: Bundle, t
                 secret=bytes(32),
                 graphs=graphs_of(bundle),
             )
-            done = work(bundle, journal, found, [], device)
+            done = work(bundle, journal, found, device)
             done.take_part(task(bundle, 1, method="ncm-dp"))
             sent.append(journal.pending()[0].payload)
     assert sent[0] != sent[1] == sent[2]

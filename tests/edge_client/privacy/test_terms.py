@@ -13,11 +13,12 @@ from edge_samples import announcement
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import PrivacyError, UsageError
 from protofleet.contract.methods import method
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.privacy.elapsed_time import Moment
 from protofleet.edge_client.privacy.ledger import FILE, Ledger
 from protofleet.edge_client.privacy.policy import Policy, Recorded, looser, read_record
 from protofleet.edge_client.privacy.releases import Releases, ledger_path
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from tests.edge_client.privacy.test_policy import FEW, journal_in
 
 DAY_S = 86_400.0
@@ -283,6 +284,6 @@ def test_terms_that_nobody_can_read_hold_until_the_owner_says_so(bundle: Bundle,
 def test_what_is_said_once_is_not_said_by_a_file_for_ever(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("accept_looser_policy = true")
     with pytest.raises(UsageError, match="expected --accept-looser-policy on the command line, once, got"):
-        read_settings(str(tmp_path / "c.toml"), {})
+        read_settings(ClientSettings, {}, file=str(tmp_path / "c.toml"))
     named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": "d", "state": "s"}
-    assert read_settings(None, {**named, "accept_looser_policy": True}).accept_looser_policy
+    assert read_settings(ClientSettings, {**named, "accept_looser_policy": True}).accept_looser_policy

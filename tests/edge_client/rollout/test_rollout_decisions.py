@@ -274,7 +274,7 @@ def standing(phase: str = "standing") -> Announcement:
 
 
 def test_a_commit_and_photos_named_as_well_as_before_are_healthy(tried: RolloutFile) -> None:
-    watch = ProbationWatch(tried, lambda line: None)
+    watch = ProbationWatch(tried)
     watch.on_final_receipt(receipt("late"))
     watch.reported(Accuracy(50, 0.75))
     assert watch.is_on
@@ -293,7 +293,7 @@ def test_in_another_fleet_a_state_without_its_classes_speaks_not_against_the_bun
     with RolloutFile(tmp_path / "s", make=True) as file:
         there = msgspec.structs.replace(seat(2, 2), fleet="pets2", directory="fleets/pets2-x")
         file.put(rollout_decisions.activated(Rollouts(accuracy=0.8), there, seat(1, 1)))
-        watch = ProbationWatch(file, lambda line: None)
+        watch = ProbationWatch(file)
         watch.on_final_receipt(receipt("committed"))
         watch.reported(Accuracy(50, 0.0, alone=alone))
         assert (watch.is_over, watch.is_on) == (is_over, False)
@@ -308,7 +308,7 @@ def test_what_a_fleet_that_was_left_holds_twice_is_removed_once_the_bundle_is_he
             rollout_decisions.activated(Rollouts(), seat(2, 2, "away" if directory else "home", directory), seat(1, 1))
         )
         (tmp_path / "images").mkdir()
-        ProbationWatch(file, lambda line: None).on_final_receipt(receipt("committed"))
+        ProbationWatch(file).on_final_receipt(receipt("committed"))
         assert file.known.probation is None
         assert (tmp_path / "images").exists() == (not directory)
 
@@ -336,14 +336,14 @@ def test_what_a_fleet_that_was_left_holds_twice_is_removed_once_the_bundle_is_he
 def test_what_brings_the_bundle_before_back(
     tried: RolloutFile, happens: Callable[[ProbationWatch], None], reason: str
 ) -> None:
-    watch = ProbationWatch(tried, lambda line: None)
+    watch = ProbationWatch(tried)
     happens(watch)
     assert (watch.is_over, tried.known.active) == (True, seat(1, 1))
     assert tried.known.failed[seat(2, 2).sha256].reason == reason
 
 
 def test_what_says_nothing_of_the_bundle_changes_nothing(tried: RolloutFile) -> None:
-    watch = ProbationWatch(tried, lambda line: None)
+    watch = ProbationWatch(tried)
     for error in (LinkError("x"), StoreError("x"), PrivacyError("x"), UsageError("x"), KeyboardInterrupt(), None):
         tried.change(rollout_decisions.started)
         watch.ended(error)
@@ -365,7 +365,7 @@ def test_a_device_that_is_refused_does_not_blame_its_bundle(
     """A device that is forgotten while a bundle is on probation: once admitted, it goes on with that bundle."""
     with RolloutFile(tmp_path, make=True) as file:
         file.change(rollout_decisions.activated, seat(2, 2), seat(1, 1))
-        watch = ProbationWatch(file, lambda line: None)
+        watch = ProbationWatch(file)
         reason = refusal("a", refused) or "class rows"
         watch.on_final_receipt(Receipt(RUN, 1, "ffc", "rejected", reason))
         assert (watch.is_on, watch.is_over) == (lasts, not lasts)

@@ -14,12 +14,13 @@ from edge_samples import fashion
 from rollout_peer import SEED, RolloutPeer, trusted
 
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.journal.journal import read_kept
 from protofleet.edge_client.rollout import rollout_work
 from protofleet.edge_client.rollout.rollout_file import read_rollouts
 from protofleet.edge_client.run import client
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.export.bundles.extend import extend_bundle
 
 pytestmark = pytest.mark.slow
@@ -54,15 +55,14 @@ class Running:
         named = {"bundle": str(bundle), "broker": broker.url, "id": "pi-1", "fleet": FLEET, "state": str(folder / "s")}
         named |= {"data": "", "trust": str(trusted(folder)), "hold_out": 0.2, **options}
         np.savez(folder / "data.npz", x=data.x, y=data.y)
-        self.said: list[str] = []
-        self._service = Service(read_settings(None, {**named, "data": str(folder / "data.npz")}))
+        self._service = Service(read_settings(ClientSettings, {**named, "data": str(folder / "data.npz")}))
         self._thread = threading.Thread(target=self._run)
         self.error: BaseException | None = None
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._service.run(self.said.append, lambda content, finished: None)
+            self._service.run(lambda content, finished: None)
         except BaseException as error:
             self.error = error
 
@@ -73,14 +73,14 @@ class Running:
         self._service.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
-        assert self.error is None, self.said
+        assert self.error is None
 
 
 def test_an_extension_is_fetched_tried_run_and_proves_itself(
-    broker: TestBroker, old: Path, new: Path, tmp_path: Path
+    broker: TestBroker, old: Path, new: Path, tmp_path: Path, said: list[str]
 ) -> None:
     first, second = read_bundle(old), read_bundle(new)
-    with RolloutPeer(broker.url, first) as peer, Running(broker, old, tmp_path) as device:
+    with RolloutPeer(broker.url, first) as peer, Running(broker, old, tmp_path):
         peer.announce(1, others=(second.sha256,))
         sent = peer.contribution(1)
         peer.answer(1, "ffc")
@@ -97,7 +97,7 @@ def test_an_extension_is_fetched_tried_run_and_proves_itself(
         peer.wait_for(lambda: peer.told("rollout") == "2 healthy")
     known = read_rollouts(tmp_path / "s")
     assert (known.floor, known.probation, read_kept(tmp_path / "s").bundle) == (2, None, second.sha256)
-    assert any("healthy" in line for line in device.said)
+    assert any("healthy" in line for line in said)
 
 
 def test_a_rejected_contribution_brings_the_old_bundle_back_and_it_is_not_tried_again(
@@ -133,12 +133,12 @@ def other(mnist_like_bundle: Callable[..., Path]) -> Path:
 
 
 def test_a_fleet_that_nobody_serves_sends_the_device_back(
-    broker: TestBroker, old: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: TestBroker, old: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setattr(rollout_work, "_NOBODY_S", 2.0)
     monkeypatch.setattr(client, "_IDLE_S", 1.0)
     first = read_bundle(old)
-    with RolloutPeer(broker.url, first) as peer, Running(broker, old, tmp_path) as device:
+    with RolloutPeer(broker.url, first) as peer, Running(broker, old, tmp_path):
         peer.offer(other, fleet="nowhere")
         peer.announce(1, phase="closed")
         peer.wait_for(lambda: peer.told("rollout").startswith("2 failed: no aggregator for it in fleet nowhere"), 120)
@@ -146,7 +146,7 @@ def test_a_fleet_that_nobody_serves_sends_the_device_back(
         peer.announce(2)
         peer.contribution(2)
         peer.answer(2, "ffc")
-        peer.wait_for(lambda: any("round 2 (ffc): committed" in line for line in device.said))
+        peer.wait_for(lambda: any("round 2 (ffc): committed" in line for line in said))
     known = read_rollouts(tmp_path / "s")
     assert not list((tmp_path / "s" / "fleets").iterdir())
     assert (known.active.version if known.active else 0, list(known.failed)) == (1, [read_bundle(other).sha256.hex()])

@@ -23,6 +23,7 @@ from protofleet import Predictor
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle, write_bundle
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import BundleError, StoreError, UsageError
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import Announcement, ClassRows
@@ -35,7 +36,7 @@ from protofleet.edge_client.rollout.active_bundle import ActiveBundle, find_acti
 from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle
 from protofleet.edge_client.rollout.rollout_file import RolloutFile, bundle_file, part_file, read_rollouts
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.trials.bundle_trial import Trial, failure, some_photos, tried_apart
 from protofleet.export.bundles.extend import extend_bundle
 
@@ -108,18 +109,16 @@ def test_a_trial_takes_nothing_down_whatever_becomes_of_it(paths: tuple[Path, Pa
 # ── run ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def of(path: Path, folder: Path, **options: object) -> ClientConfig:
+def of(path: Path, folder: Path, **options: object) -> ClientSettings:
     named = {"bundle": str(path), "broker": "mqtt://h", "id": "pi-1", "state": str(folder / "s"), "data": "d"}
-    return read_settings(None, {**named, "trust": str(trusted(folder)), **options})
+    return read_settings(ClientSettings, {**named, "trust": str(trusted(folder)), **options})
 
 
 def runs(path: Path, folder: Path, **options: object) -> InstalledBundle:
     """A start with this file."""
     config = of(path, folder, **options)
     with RolloutFile(folder / "s", make=True) as file:
-        active = find_active_bundle(
-            config, file, () if config.trust is None else (trusted(folder).read_bytes(),), lambda line: None
-        )
+        active = find_active_bundle(config, file, () if config.trust is None else (trusted(folder).read_bytes(),))
         with active.journal():
             active.runs(file)
         return active.installed
@@ -161,7 +160,7 @@ class Faults:
         return step
 
 
-def working(file: RolloutFile, active: ActiveBundle, said: list[str]) -> RolloutWork:
+def working(file: RolloutFile, active: ActiveBundle) -> RolloutWork:
     return RolloutWork(
         file,
         active.installed,
@@ -172,26 +171,25 @@ def working(file: RolloutFile, active: ActiveBundle, said: list[str]) -> Rollout
         samples=lambda: LocalData(np.zeros((1, 28, 28, 1), np.uint8), np.zeros(1, np.int64)),
         manager=ServiceManager({}),
         stopping=threading.Event(),
-        log=said.append,
     )
 
 
 def goes_over(old: Path, new: Path, folder: Path, fleet: str = "") -> InstalledBundle:
     """A process that starts with the old file and is offered the new one, until that runs."""
-    offer, blob, said = offer_of(new, fleet), new.read_bytes(), list[str]()
+    offer, blob = offer_of(new, fleet), new.read_bytes()
     with RolloutFile(folder / "s", make=True) as file:
         key = trusted(folder).read_bytes()
-        active = find_active_bundle(of(old, folder), file, (key,), said.append)
+        active = find_active_bundle(of(old, folder), file, (key,))
         with active.journal():
             active.runs(file)
         if active.installed.version > 1:
             return active.installed
-        work = working(file, active, said)
+        work = working(file, active)
         try:
             fetch(work, offer, blob)
         finally:
             work.close()
-        assert work.is_over, said
+        assert work.is_over
         assert file.known.active is not None
         return file.known.active
 
@@ -303,8 +301,8 @@ def test_answers_go_over_to_the_other_fleet_once_it_has_a_global_state_and_back(
 def work(paths: tuple[Path, Path, Path], tmp_path: Path) -> Iterator[RolloutWork]:
     """Of a device that runs the old bundle."""
     with RolloutFile(tmp_path / "s", make=True) as file:
-        active = find_active_bundle(of(paths[0], tmp_path), file, (trusted(tmp_path).read_bytes(),), lambda line: None)
-        made = working(file, active, [])
+        active = find_active_bundle(of(paths[0], tmp_path), file, (trusted(tmp_path).read_bytes(),))
+        made = working(file, active)
         yield made
         made.close()
 
@@ -354,7 +352,7 @@ def test_a_self_test_that_takes_the_device_down_is_made_three_times(
     monkeypatch.setattr(rollout_work, "tried_apart", trials)
     for _ in range(7):
         with RolloutFile(tmp_path / "s", make=True) as file:
-            work = working(file, find_active_bundle(of(paths[0], tmp_path), file, (key,), lambda line: None), [])
+            work = working(file, find_active_bundle(of(paths[0], tmp_path), file, (key,)))
             with contextlib.suppress(KilledError):
                 work.announced(Announcement(RUN, 1, "closed", "ncm", bytes(32), offer=offer))
                 work.take(Piece(RUN, offer.digest, 0, blob), 0.0)

@@ -13,7 +13,8 @@ from commands import run, run_process
 
 from protofleet.contract.errors import ProtofleetError, UsageError
 from protofleet.contract.identity.signing_keys import read_public_key
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.contract.settings.sources import read_settings
+from protofleet.edge_client.settings import ClientSettings
 
 NEEDED = {"bundle": "f.bundle", "broker": "mqtt://h", "id": "pi-1", "data": "d", "state": "s"}
 TOML = "\n".join(f'{name} = "{value}"' for name, value in NEEDED.items())
@@ -27,30 +28,30 @@ def toml(tmp_path: Path, text: str) -> str:
 
 def test_file_and_options_come_together(tmp_path: Path) -> None:
     file = toml(tmp_path, TOML + '\nthreads = 2\nfleet = "north"\npatience = 5')
-    settled = read_settings(file, {"threads": 3, "data": None, "quiet": True})
-    expected = ClientConfig(**NEEDED, threads=3, fleet="north", patience=5.0, quiet=True)  # type: ignore[arg-type]
+    settled = read_settings(ClientSettings, {"threads": 3, "data": None, "quiet": True}, file=file)
+    expected = ClientSettings(**NEEDED, threads=3, fleet="north", patience=5.0, quiet=True)  # type: ignore[arg-type]
     assert settled == expected
-    assert read_settings(None, NEEDED) == ClientConfig(**NEEDED)  # type: ignore[arg-type]
+    assert read_settings(ClientSettings, NEEDED) == ClientSettings(**NEEDED)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         (TOML + '\nbundel = "x"', r"unknown key, expected an option's name, got bundel, try one of bundle"),
-        (TOML + '\nthreads = "two"', r"settings of the right kind, got Expected `int`, got `str`.*threads"),
-        (TOML + "\nthreads = 0", r"--threads, expected 1 to 256, got 0"),
-        (TOML + "\npatience = nan", r"--patience, expected 0.1 to 1e\+06, got nan"),
-        (TOML.replace("pi-1", "pi/1"), r"--id, expected 1 to 64 of a-z"),
-        (TOML + '\nfleet = "a+b"', r"--fleet, expected"),
-        ('bundle = "x"', r"expected --broker and --id and --data and --state, got none"),
+        (TOML + '\nthreads = "two"', r"--threads in .*client.toml, expected a whole number, got the text two"),
+        (TOML + "\nthreads = 0", r"--threads in .*client.toml, expected 1 to 256, got 0"),
+        (TOML + "\npatience = nan", r"--patience in .*client.toml, expected 0.1 to 1e\+06, got nan"),
+        (TOML.replace("pi-1", "pi/1"), r"--id in .*client.toml, expected 1 to 64 of a-z"),
+        (TOML + '\nfleet = "a+b"', r"--fleet in .*client.toml, expected"),
+        ('bundle = "x"', r"expected --id and --state and --broker, got none"),
         ("bundle = ", r"expected TOML, got"),
     ],
 )
 def test_bad_settings(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
-        read_settings(toml(tmp_path, text), {})
+        read_settings(ClientSettings, {}, file=toml(tmp_path, text))
     with pytest.raises(UsageError, match="expected a TOML file, got No such file"):
-        read_settings(str(tmp_path / "absent.toml"), {})
+        read_settings(ClientSettings, {}, file=str(tmp_path / "absent.toml"))
 
 
 def test_public_keys_in_every_usual_form(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_called_from_another_program_it_does_not_replace_it(given: dict[str, str
     from protofleet.edge_client.run.process import run
 
     with pytest.raises(ProtofleetError, match="no broker"):
-        run(read_settings(None, {**given, "patience": 0.2, "quiet": True}))
+        run(read_settings(ClientSettings, {**given, "patience": 0.2, "quiet": True}))
 
 
 def test_the_device_process_carries_nothing_of_the_command_line(given: dict[str, str], tmp_path: Path) -> None:

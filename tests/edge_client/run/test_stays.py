@@ -21,6 +21,7 @@ from PIL import Image
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import DataError, UsageError
+from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.device.own_samples import OwnSamples
 from protofleet.edge_client.journal import history, retention
 from protofleet.edge_client.journal.journal import read_kept
@@ -29,7 +30,7 @@ from protofleet.edge_client.rounds.waiting_notice import Absence, Waits
 from protofleet.edge_client.run import client as client_module
 from protofleet.edge_client.run import process
 from protofleet.edge_client.run.service import Service
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.edge_client.settings import ClientSettings
 from tests.edge_client.journal.test_journal import commit, opened, receipt
 from tests.edge_client.rounds.test_round_follower import OTHER, announced, follower
 
@@ -56,10 +57,9 @@ def photos(bundle: Bundle, folder: Path, count: int = 12, *, first: int = 0) -> 
     return folder
 
 
-def own(bundle: Bundle, tmp_path: Path, said: list[str] | None = None) -> OwnSamples:
+def own(bundle: Bundle, tmp_path: Path) -> OwnSamples:
     named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "photos"), "state": "s"}
-    said = [] if said is None else said
-    return OwnSamples(read_settings(None, {**named, "hold_out": 0.0}), bundle.manifest, tmp_path / "s", said.append)
+    return OwnSamples(read_settings(ClientSettings, {**named, "hold_out": 0.0}), bundle.manifest, tmp_path / "s")
 
 
 def test_photos_that_come_and_go_are_counted_until_a_contribution_holds_them(bundle: Bundle, tmp_path: Path) -> None:
@@ -116,7 +116,8 @@ def test_one_file_of_many_images_is_read_again_when_it_is_another(bundle: Bundle
     (tmp_path / "a.npz").rename(tmp_path / "photos.npz")
     mine = own(bundle, tmp_path)
     mine._settings = read_settings(
-        None, {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": f"{file}.npz", "state": "s", "hold_out": 0.0}
+        ClientSettings,
+        {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": f"{file}.npz", "state": "s", "hold_out": 0.0},
     )
     assert len(mine.read().data) == 10
     assert (mine.newer(), mine.new) == (None, None)
@@ -319,15 +320,15 @@ def broker(tmp_path: Path) -> Iterator[TestBroker]:
 
 
 def test_a_round_that_the_policy_does_not_allow_is_answered_without_a_row_and_told(
-    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, said: list[str]
 ) -> None:
     """One release in a day: the second round closes without waiting, the operator is told, and it goes on so."""
-    folder, said = photos(bundle, tmp_path / "photos"), list[str]()
+    folder = photos(bundle, tmp_path / "photos")
     (tmp_path / "policy.toml").write_text('releases_per_day = 1\nfigures = []\nmethods = ["fedproto"]\n')
     given = {"bundle": str(path), "broker": broker.url, "id": "pi-1", "data": str(folder), "hold_out": 0.0}
     given |= {"policy": str(tmp_path / "policy.toml"), "state": str(tmp_path / "state")}
-    service = Service(read_settings(None, given))
-    thread = threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True)
+    service = Service(read_settings(ClientSettings, given))
+    thread = threading.Thread(target=lambda: service.run(lambda content, finished: None), daemon=True)
     thread.start()
     with Peer(broker.url, bundle) as peer:
         for number, rows in ((1, 2), (2, 0), (3, 0)):
@@ -360,7 +361,7 @@ def test_a_signal_makes_it_look_at_once(
     services = list[Service]()
 
     class Kept(Service):
-        def __init__(self, settings: ClientConfig) -> None:
+        def __init__(self, settings: ClientSettings) -> None:
             super().__init__(settings)
             services.append(self)
 
@@ -381,7 +382,7 @@ def test_a_signal_makes_it_look_at_once(
     before, other = signal.getsignal(signal.SIGUSR1), threading.Thread(target=outside, daemon=True)
     try:
         other.start()
-        process._run(read_settings(None, {**given, "state": str(tmp_path / "state")}), lambda line: None)
+        process._run(read_settings(ClientSettings, {**given, "state": str(tmp_path / "state")}))
     finally:
         signal.signal(signal.SIGUSR1, before)
         other.join(10)
@@ -394,7 +395,7 @@ def test_one_that_comes_while_a_client_starts_is_answered_once_it_can(
     """Photos come, and are told of, when the others have been read and there is no client yet."""
     folder = photos(bundle, tmp_path / "photos")
     given = {"bundle": str(path), "broker": broker.url, "id": "pi-2", "data": str(folder), "hold_out": 0.0}
-    service = Service(read_settings(None, {**given, "state": str(tmp_path / "state")}))
+    service = Service(read_settings(ClientSettings, {**given, "state": str(tmp_path / "state")}))
     read = OwnSamples.read
 
     def then_told(own: OwnSamples) -> object:
@@ -404,7 +405,7 @@ def test_one_that_comes_while_a_client_starts_is_answered_once_it_can(
         return found
 
     monkeypatch.setattr(OwnSamples, "read", then_told)
-    thread = threading.Thread(target=lambda: service.run(lambda line: None, lambda content, over: None), daemon=True)
+    thread = threading.Thread(target=lambda: service.run(lambda content, over: None), daemon=True)
     with Peer(broker.url, bundle) as peer:
         thread.start()
         says_new(peer, 16)
@@ -414,12 +415,12 @@ def test_one_that_comes_while_a_client_starts_is_answered_once_it_can(
 
 
 def test_run_after_run_with_photos_that_come_between(
-    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """It starts on last week's end, takes part in two runs and sits out a round whose photos it cannot read; a run of
     other bundles does not end it."""
     monkeypatch.setattr(client_module, "_LOOK_S", 0.2)
-    folder, said = photos(bundle, tmp_path / "photos"), list[str]()
+    folder = photos(bundle, tmp_path / "photos")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         notes = list[str]()
@@ -429,8 +430,8 @@ def test_run_after_run_with_photos_that_come_between(
         with Peer(broker.url, bundle) as last_week:
             last_week.announce(7, phase="finished")
         given = {"bundle": str(path), "broker": broker.url, "id": "pi-1", "data": str(folder), "hold_out": 0.0}
-        service = Service(read_settings(None, {**given, "state": str(tmp_path / "state")}))
-        thread = threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True)
+        service = Service(read_settings(ClientSettings, {**given, "state": str(tmp_path / "state")}))
+        thread = threading.Thread(target=lambda: service.run(lambda content, finished: None), daemon=True)
         thread.start()
         counts = []
         for photo in (12, None):

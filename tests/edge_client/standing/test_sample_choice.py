@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import BundleError, LinkError, MethodError, UsageError
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Announcement, Contribution, Receipt
@@ -30,7 +31,7 @@ from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle, ac
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.run import withdrawal
 from protofleet.edge_client.run.withdrawal import withdraw
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.standing.generations import REFUSED_WAIT_S
 from protofleet.edge_client.standing.sample_choice import choose, separated
 from protofleet.edge_client.standing.standing_sums import is_complete
@@ -269,7 +270,7 @@ def test_above_the_highest_number_nothing_is_sent_and_that_is_said(
         assert sums.waits_for().endswith("no higher number is left, give this device another --id")
     peer.announce(0, "ncm", "standing")
     with pytest.raises(UsageError, match="above which there is no number, try protofleet forget"):
-        withdraw(settings(path, peer, tmp_path), lambda line: None)
+        withdraw(settings(path, peer, tmp_path))
 
 
 def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> None:
@@ -350,18 +351,17 @@ def peer(bundle: Bundle) -> Iterator[Peer]:
     broker.stop()
 
 
-def settings(path: Path, peer: Peer, folder: Path, **changed: object) -> ClientConfig:
+def settings(path: Path, peer: Peer, folder: Path, **changed: object) -> ClientSettings:
     told = {"bundle": str(path), "broker": peer.url, "id": "pi-1", "state": str(folder / "state"), "withdraw": True}
-    return read_settings(None, {**told, "patience": 10.0, **changed})
+    return read_settings(ClientSettings, {**told, "patience": 10.0, **changed})
 
 
 def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
-    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, said: list[str]
 ) -> None:
     with journal(tmp_path, bundle) as kept:
         kept.standing.commit((peer.run, 3, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
-    said: list[str] = []
-    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), said.append))
+    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path),))
     thread.start()
     peer.announce(0, "ncm", "standing")
     assert peer.contribution(4).standing == "withdrawn"
@@ -382,7 +382,7 @@ def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
     path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(withdrawal, "_AGAIN_S", 0.05)
-    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), lambda line: None))
+    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path),))
     thread.start()
     for run in (b"old1", b"new1"):
         peer.run = run
@@ -402,11 +402,11 @@ def test_a_device_of_a_bundle_that_has_grown_since_can_withdraw(
     extend_bundle(path, ["a class more"], tmp_path / "longer.bundle")
     peer.announce(1, "ncm", "open")
     with pytest.raises(UsageError, match="a fleet whose sums stand"):  # which it asks only with its state in hand
-        withdraw(settings(path, peer, tmp_path, bundle=str(tmp_path / "longer.bundle")), lambda line: None)
+        withdraw(settings(path, peer, tmp_path, bundle=str(tmp_path / "longer.bundle")))
 
 
 def test_a_device_that_a_roll_out_took_to_another_fleet_withdraws_from_both(
-    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, said: list[str]
 ) -> None:
     """Also where nobody serves the other one."""
     told, sha256 = settings(path, peer, tmp_path, patience=1.0), bundle.sha256
@@ -417,10 +417,9 @@ def test_a_device_that_a_roll_out_took_to_another_fleet_withdraws_from_both(
     with Journal(Path(told.state), fleet=FLEET, device="pi-1", bundle=sha256) as kept:
         kept.standing.commit((peer.run, 4, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
     peer.announce(0, "ncm", "standing")
-    said: list[str] = []
     threading.Timer(0.0, lambda: (peer.contribution(5), peer.answer(5, "ncm"))).start()
     with pytest.raises(LinkError, match="got no announcement"):
-        withdraw(told, said.append)
+        withdraw(told)
     assert said[-1].startswith(f"withdrawn: nothing of this device is in fleet {FLEET}'s sums any more")
 
 
@@ -429,7 +428,7 @@ def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
 ) -> None:
     (tmp_path / "key").write_bytes(bytes(range(32)))
     with pytest.raises(BundleError, match="sign"):
-        withdraw(settings(path, peer, tmp_path, trust=str(tmp_path / "key"), patience=0.1), lambda line: None)
+        withdraw(settings(path, peer, tmp_path, trust=str(tmp_path / "key"), patience=0.1))
 
 
 @pytest.mark.parametrize(
@@ -461,4 +460,4 @@ def test_a_withdrawal_that_nobody_takes_says_why(
             0.0, lambda: (peer.contribution(1), peer.answer(1, "ncm", answer, reason="it was forgotten"))
         ).start()
     with pytest.raises(error, match=words):
-        withdraw(settings(path, peer, tmp_path, patience=10.0 if answer else 1.0), lambda line: None)
+        withdraw(settings(path, peer, tmp_path, patience=10.0 if answer else 1.0))

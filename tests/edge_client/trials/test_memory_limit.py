@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.console.logs import told
 from protofleet.contract.console.sizes import read_size
 from protofleet.contract.errors import UsageError
-from protofleet.edge_client.settings import ClientConfig, read_settings
+from protofleet.contract.settings.sources import read_settings
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.trials import memory_trial
 from protofleet.edge_client.trials.memory_limit import (
     BESIDE_BYTES,
@@ -26,8 +28,8 @@ from protofleet.edge_client.trials.memory_limit import (
 GIVEN = {"bundle": "pets.bundle", "broker": "mqtt://127.0.0.1", "id": "pi-1", "state": "state", "data": "photos"}
 
 
-def settings(**options: object) -> ClientConfig:
-    return read_settings(None, {**GIVEN, **options})
+def settings(**options: object) -> ClientSettings:
+    return read_settings(ClientSettings, {**GIVEN, **options})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,8 @@ def settled(
         return Needed(needs[way == "parts"] if rounds is None else rounds, needs[way == "parts"])
 
     path = Path("pets.bundle")
-    way = trains_in_parts(settings(**options), manifest, bytes(32), path, tmp_path, lines.append, measure)
+    with told(lines.append):
+        way = trains_in_parts(settings(**options), manifest, bytes(32), path, tmp_path, measure)
     return way, lines, tried
 
 
@@ -124,7 +127,7 @@ def test_a_device_that_tests_with_no_photos_is_tried_without_them(manifest, tmp_
     monkeypatch.setattr("protofleet.edge_client.trials.memory_limit.subprocess.run", run)
     for hold_out in (None, 0.0):
         given = settings(memory_limit="90MB", hold_out=hold_out)
-        trains_in_parts(given, manifest, bytes(32), Path("b"), tmp_path, lambda line: None)
+        trains_in_parts(given, manifest, bytes(32), Path("b"), tmp_path)
     assert [line[-1] for line in lines] == ["tests", ""]
 
 
@@ -156,8 +159,8 @@ def test_a_trial_also_takes_what_held_out_photos_and_the_closing_round_ask_for(m
     assert asked == [("fedproto", 16), ("fedproto", 16), ("ffc", 16)] or asked == [("ffc", 16)]
 
 
-def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: Path) -> None:
-    lines, tried = list[str](), list[str]()
+def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: Path, said: list[str]) -> None:
+    tried = list[str]()
     forms = {name: name.encode() for name in ("small", "large", "alien", "none")}
     bundle = replace(read_bundle(mnist_like_bundle()), forms=forms)
     needs = {"small": 90_000_000, "large": 90_000_001, "none": None}
@@ -169,12 +172,12 @@ def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: P
         return Needed(needs[way], needs[way])
 
     def fitting(**options: object) -> set[str]:
-        return set(fitting_forms(settings(**options), bundle, Path(), tmp_path, lines.append, measure))
+        return set(fitting_forms(settings(**options), bundle, Path(), tmp_path, measure))
 
     assert fitting() == {*forms}
     assert not tried
     assert fitting(memory_limit="90MB") == {"small"}
-    assert lines == [
+    assert said == [
         "large is left out: it takes 91 MB of 90 MB",
         "alien is left out: not a registered function/op",
         "none is left out: it takes more than 90 MB of 90 MB",

@@ -66,17 +66,16 @@ def test_forms_are_members_that_are_hashed_and_may_read_nothing_else(
         write_bundle(tmp_path / "x", bundle.manifest, **parts, forms={"outside": model.SerializeToString()})
 
 
-def test_the_fastest_right_form_takes_the_steps_place(bundle: Bundle) -> None:
-    lines: list[str] = []
+def test_the_fastest_right_form_takes_the_steps_place(bundle: Bundle, said: list[str]) -> None:
     trials = {
         "slow": replace_trial("slow", form_ms=90.0),
         "fast": FAST,
         "off": replace_trial("off", form_ms=1.0, error=0.1),
     }
-    found = choose_step_form(_only(bundle, *trials), Path(), log=lines.append, try_one=trials.__getitem__)
+    found = choose_step_form(_only(bundle, *trials), Path(), try_one=trials.__getitem__)
     assert found.train_step == b"graph fast"
     assert not found.forms
-    assert lines == ["trains with fast: 60 ms where the portable step takes 100, off by 1e-05, allowed 0.01"]
+    assert said == ["trains with fast: 60 ms where the portable step takes 100, off by 1e-05, allowed 0.01"]
 
 
 def replace_trial(form: str, **changes: float) -> FormTrial:
@@ -91,13 +90,14 @@ def replace_trial(form: str, **changes: float) -> FormTrial:
         (FormTrial("f", failed="not a registered function/op"), "not a registered"),
     ],
 )
-def test_what_does_not_pay_or_is_wrong_leaves_the_portable_step(bundle: Bundle, trial: FormTrial, word: str) -> None:
-    lines: list[str] = []
-    found = choose_step_form(_only(bundle, "f"), Path(), log=lines.append, try_one=lambda form: trial)
+def test_what_does_not_pay_or_is_wrong_leaves_the_portable_step(
+    bundle: Bundle, trial: FormTrial, word: str, said: list[str]
+) -> None:
+    found = choose_step_form(_only(bundle, "f"), Path(), try_one=lambda form: trial)
     assert found.train_step == bundle.train_step
     assert not found.forms
-    assert lines[0].startswith("trains with the portable step; f: ")
-    assert word in lines[0]
+    assert said[0].startswith("trains with the portable step; f: ")
+    assert word in said[0]
 
 
 def test_a_bundle_without_forms_tries_nothing(bundle: Bundle, tmp_path: Path) -> None:
@@ -154,23 +154,23 @@ def test_a_state_directory_that_cannot_be_written_costs_another_trial(bundle, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_a_form_that_ends_the_process_that_tries_it_ends_nothing_else(bundle, path, tmp_path, monkeypatch) -> None:
+def test_a_form_that_ends_the_process_that_tries_it_ends_nothing_else(
+    bundle, path, tmp_path, monkeypatch, said: list[str]
+) -> None:
     crash = tmp_path / "crash"
     crash.write_text("#!/bin/sh\nkill -SEGV $$\n")
     crash.chmod(crash.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(step_forms.sys, "executable", str(crash))
-    lines: list[str] = []
-    found = choose_step_form(replace(bundle, forms={"right": b"x"}), path, state=tmp_path, log=lines.append)
+    found = choose_step_form(replace(bundle, forms={"right": b"x"}), path, state=tmp_path)
     assert found.train_step == bundle.train_step
-    assert lines[0] == "tries right, a further form of the training step, once: in a process of its own"
-    assert "ended with -11" in lines[-1]
+    assert said[0] == "tries right, a further form of the training step, once: in a process of its own"
+    assert "ended with -11" in said[-1]
 
 
-def test_a_child_tries_the_real_form(path: Path, bundle: Bundle) -> None:
-    lines: list[str] = []
-    alien = choose_step_form(replace(bundle, forms={"alien": bundle.forms["alien"]}), path, log=lines.append)
+def test_a_child_tries_the_real_form(path: Path, bundle: Bundle, said: list[str]) -> None:
+    alien = choose_step_form(replace(bundle, forms={"alien": bundle.forms["alien"]}), path)
     assert alien.train_step == bundle.train_step
-    assert "elsewhere" in lines[-1]
+    assert "elsewhere" in said[-1]
 
 
 def test_the_processor_is_told_from_what_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

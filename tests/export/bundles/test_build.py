@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import subprocess
@@ -43,6 +44,17 @@ def _build(path: Path, **changes) -> Bundle:
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return _build(tmp_path_factory.mktemp("bundle") / "a.bundle")
+
+
+def test_an_export_takes_one_thread_and_leaves_torch_and_the_collector_as_they_were(tmp_path: Path):
+    before, seen = torch.get_num_threads(), set[int]()
+    torch.set_num_threads(2)
+    thresholds = gc.get_threshold()
+    try:
+        build_bundle(**BASE, out=tmp_path / "a.bundle", progress=lambda _: seen.add(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads(), gc.get_threshold()) == ({1}, 2, thresholds)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_same_arguments_same_bytes_even_in_another_process(tmp_path: Path):
@@ -189,7 +201,7 @@ def test_the_command_writes_a_bundle_and_sums_up(tmp_path: Path, capsys: pytest.
         ({"--classes": "cat"}, "--classes, expected a number, or names"),
         ({"--input": "28x28"}, "--input, expected HxWxc, got 28x28"),
         ({"--input": "0x28x1"}, "--input, expected HxWxc"),
-        ({"--head": "lokal"}, "--head, expected local or frozen or none, got lokal"),
+        ({"--head": "lokal"}, "--head, expected local, frozen or none, got lokal"),
         ({"--norm": "layer"}, "--norm, expected batch or group, got layer"),
         ({"--set": "lr"}, "--set, expected key=value"),
         ({"--mean": "x"}, "--mean, expected numbers"),

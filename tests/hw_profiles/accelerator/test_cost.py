@@ -274,7 +274,7 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
         (["spherefed_convnet", "--device", "raspberry-pi-4"], "expected one with a systolic array, got cpu"),
         (["spherefed_conv"], "error: unknown backbone, expected a bundle file or a name, got spherefed_conv"),
         (["missing.bundle"], "error: cannot read bundle missing.bundle"),
-        (["spherefed_convnet", "--dataflow", "rs"], "expected os, ws or is, got 'rs'"),
+        (["spherefed_convnet", "--dataflow", "rs"], "expected os, ws or is, got rs"),
         (["spherefed_convnet", "--depthwise", "x"], "expected per-channel or packed"),
         (["spherefed_convnet", "--precision", "fp8"], "error: precision, expected fp32, bf16 or int8, got fp8"),
         (["spherefed_vgg13", "--batch", "4096"], "does not fit fpga-vc707-32x64, expected at most"),
@@ -282,6 +282,11 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
         (["spherefed_convnet", "--side", "33"], "input side, expected a multiple of 32, got 33"),
         (["spherefed_convnet", "--samples", "0"], "error: --samples, expected a positive integer, got 0"),
         (["spherefed_convnet", "--rows", "0"], "rows, expected a positive number, got 0"),
+        (
+            ["spherefed_convnet", "--rows", "256", "--cols", "256", "--mhz", "1000"],
+            "256 x 256 cells on fpga-vc707-32x64, expected at most 2,800, one for each DSP block, got 65,536",
+        ),
+        (["spherefed_convnet", "--rtl", "d"], "the array in Verilog, expected --precision int8, got fp32"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(arguments, line, capsys):

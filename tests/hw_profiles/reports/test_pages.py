@@ -65,7 +65,10 @@ def test_without_jinja2_a_page_is_refused_in_one_line_before_any_work(
         "demo": ["--out", str(out)],
     }
     assert main([command, *args[command]]) == 2
-    told, hint = "expected the jinja2 package, got none installed", f"try {install_command('report')}"
+    told, hint = (
+        "expected the jinja2 package, got none installed",
+        f"try {install_command({'demo': 'demo'}.get(command, 'report'))}",
+    )
     assert capsys.readouterr().err == f"error: a report's page, {told}, {hint}\n"
     assert list(tmp_path.iterdir()) == []
     for refused in (check_pages, lambda: _page(tmp_path, "n")):

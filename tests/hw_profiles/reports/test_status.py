@@ -16,17 +16,21 @@ from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import method
 from protofleet.contract.mqtt.link import Address
+from protofleet.contract.settings.sources import read_settings
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.edge_client.device.device import Device
 from protofleet.edge_client.hardware.profile_record import PROFILE_FILE, measured_metrics
+from protofleet.edge_client.messages.membership import Membership
+from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.privacy.releases import Releases
 from protofleet.edge_client.rollout.active_bundle import find_active_bundle
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
-from protofleet.edge_client.run.client import Client
-from protofleet.edge_client.settings import read_settings
+from protofleet.edge_client.run.client import Client, Figures
+from protofleet.edge_client.run.round_work import Own
+from protofleet.edge_client.settings import ClientSettings
 
 
 def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> None:
@@ -34,7 +38,7 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
     bundle, state = read_bundle(path), tmp_path / "state"
     options = {"bundle": str(path), "broker": "mqtt://127.0.0.1:1", "id": "d", "state": str(state), "data": "d"}
     with RolloutFile(state, make=True) as file:
-        active = find_active_bundle(read_settings(None, options), file, None, lambda line: None)
+        active = find_active_bundle(read_settings(ClientSettings, options), file, None)
         with active.journal() as journal:
             args = ["profile", str(path), "--measure", "--seconds", "0.1", "--threads", "1"]
             assert main([*args, "--json", str(state / PROFILE_FILE)]) == 0
@@ -50,22 +54,21 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
                 samples=lambda: device.samples,
                 manager=ServiceManager({}),
                 stopping=threading.Event(),
-                log=lambda line: None,
             )
             noised = Releases(Policy(), Ledger(tmp_path / "l"), fleet="fleet", own=method("ncm-dp"), hyper={})
+            who = Membership(Address.parse("mqtt://127.0.0.1:1"), "fleet", "d", bundle)
             status, quiet = (
                 decode(
                     encode(
                         Client(
-                            device=device,
+                            who,
+                            journal,
+                            Own(device, each, Blinding(bundle.manifest, fleet="fleet", device="d")),
                             rollout=rollout,
-                            releases=each,
-                            journal=journal,
-                            bundle=bundle,
-                            address=Address.parse("mqtt://127.0.0.1:1"),
-                            fleet="fleet",
-                            device_id="d",
-                            measured=found,
+                            figures=Figures(found),
+                            patience_s=60.0,
+                            stopping=threading.Event(),
+                            manager=ServiceManager({}),
                         )._health.birth()
                     )
                 )

@@ -13,9 +13,11 @@ from edge_samples import FASHION, fashion
 from protofleet.cli import main
 from protofleet.commands.export import choose_precision, write_for
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.bundle.onnx_runtime import ort
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.edge_client.training.extractor import Extractor
 from protofleet.edge_client.training.onnx_session import open_session
+from protofleet.export.bundles.build import build_bundle
 from protofleet.export.graphs.precision import features_fp16, features_fp32, features_int8
 from protofleet.hw_profiles.devices.schema import load_devices
 
@@ -47,6 +49,28 @@ def test_each_precision_keeps_the_features(bundle_path: Path) -> None:
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in int8.graph.node}
     sizes = [len(m.SerializeToString()) for m in (features_fp32(bundle), features_fp16(bundle), int8)]
     assert sizes[0] > 1.9 * sizes[1] > 1.9 * 1.9 * sizes[2]
+
+
+@pytest.mark.parametrize("backbone", ["mobilenet_v2", "resnet18"])
+def test_nothing_leaves_the_integers_between_two_products(backbone: str, tmp_path: Path) -> None:
+    """A ReLU or ReLU6 is the end of the product before it: its node is gone, and so are the pairs around it."""
+    shape = (32, 32, 3)
+    path = tmp_path / "b.bundle"
+    build_bundle(backbone=backbone, method_name="ffc", labels=["a", "b"], input_shape=shape, out=path)
+    images = np.random.default_rng(0).integers(0, 256, (32, *shape), dtype=np.uint8)
+    bundle = read_bundle(path)
+    int8 = features_int8(bundle, images)
+    options, out = ort.SessionOptions(), tmp_path / "optimised.onnx"
+    options.log_severity_level, options.optimized_model_filepath = 4, str(out)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    ort.InferenceSession(int8.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    assert kinds.count("QLinearConv") == {"mobilenet_v2": 52, "resnet18": 20}[backbone]
+    assert kinds.count("DequantizeLinear") == 1
+    assert not {"Relu", "Conv"} & {*kinds}
+    z, whole = _features(int8, images), Extractor(bundle, bundle.params).features(images)
+    cosine = (z * whole).sum(axis=1) / (np.linalg.norm(z, axis=1) * np.linalg.norm(whole, axis=1))
+    assert cosine.mean() > {"mobilenet_v2": 0.98, "resnet18": 0.999}[backbone]
 
 
 def test_a_cpu_takes_int8_a_gpu_fp16_an_array_its_products(bundle_path: Path) -> None:

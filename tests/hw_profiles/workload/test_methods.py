@@ -17,8 +17,9 @@ from step_workloads import riding, update_operations
 from protofleet.cli import main
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.methods import METHODS, Head, Method, Value
-from protofleet.contract.methods.base import LossTerm, Solves, Update
+from protofleet.contract.methods.base import LossTerm, Solves
 from protofleet.contract.methods.fedproto import FedProto
+from protofleet.contract.methods.optimizers import Update
 from protofleet.contract.sums.statistics import Field, Participation, Rows, Statistic, Triangle
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Contribution

@@ -13,7 +13,7 @@ from step_workloads import riding, update_operations
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.errors import MethodError, UsageError
 from protofleet.contract.methods import method
-from protofleet.contract.methods.base import Update
+from protofleet.contract.methods.optimizers import Update
 from protofleet.hw_profiles.devices.schema import find_device, load_devices
 from protofleet.hw_profiles.reports.profile_report import Choice, profile_report
 from protofleet.hw_profiles.reports.subject import bundle_subject

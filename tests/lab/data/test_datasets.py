@@ -115,9 +115,8 @@ def _photos(root: Path, sizes: list[tuple[int, int]], per_class: int = 10) -> Pa
     return root
 
 
-def test_photos_of_mixed_sizes_are_resized_and_it_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    data = load_dataset(str(_photos(tmp_path / "mine", [(80, 60), (300, 200), (50, 90)])), log=said.append)
+def test_photos_of_mixed_sizes_are_resized_and_it_is_said(tmp_path: Path, said: list[str]) -> None:
+    data = load_dataset(str(_photos(tmp_path / "mine", [(80, 60), (300, 200), (50, 90)])))
     assert (data.name, data.labels, data.input_shape) == ("mine", ("grass", "sky"), (64, 64, 3))
     assert [len(data.train), len(data.test)] == [18, 2]
     assert sorted(data.test.y.tolist()) == [0, 1]
@@ -134,13 +133,12 @@ def test_the_shape_is_the_images_own_where_it_is_small_or_what_is_asked_for(size
     assert load_dataset(str(_photos(tmp_path / "mine", [size])), asked).input_shape == shape
 
 
-def test_whatever_a_device_reads_the_lab_reads(tmp_path: Path) -> None:
+def test_whatever_a_device_reads_the_lab_reads(tmp_path: Path, said: list[str]) -> None:
     """Folders with splits, a CSV with broken lines, an archive: by the device's readers."""
     root = _photos(tmp_path / "train", [(20, 20)])
     (root / "sky" / "torn.jpg").write_bytes(b"torn")
     _photos(tmp_path / "val", [(20, 20)], per_class=2)
-    said: list[str] = []
-    folder = load_dataset(str(tmp_path), log=said.append)
+    folder = load_dataset(str(tmp_path))
     assert (folder.labels, len(folder.train), len(folder.test)) == (("grass", "sky"), 20, 4)
     assert "skipped 1 of 21 images" in said[0]
     lines = [f"train/{name}/{row}.jpg,{name}" for name in ("sky", "grass") for row in range(10)]

@@ -28,11 +28,14 @@ from PIL import Image
 from protofleet.contract.extras import install_command
 from protofleet.contract.methods import METHODS
 from protofleet.hw_profiles.units import percent
+from protofleet.lab.demo.photos import DEALT_PER_CLASS, read_photos
 from protofleet.lab.demo.report import render_report
 from protofleet.lab.demo.shipped import read_images
 
 Ran = Callable[[str], tuple[dict[str, Any], str, str, Path]]
 
+
+FASHION = ("--data", "fashion_mnist_subset")
 
 # What a plain installation of the demo lacks; a process that is told so finds none of it.
 WORKSTATION = ("torch", "torchvision", "onnx", "onnxscript", "pyarrow", "pandas", "datasets", "flwr_datasets")
@@ -44,13 +47,19 @@ class Hidden:
             raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
 sys.meta_path.insert(0, Hidden())
 """
+WITHOUT_PHOTOS = """
+import pathlib, protofleet.contract.bundle.shipped_extractor as shipped
+shipped._PACKAGE, shipped._CHECKOUT = 'none_of_this_name', pathlib.Path('/nowhere')
+"""
 
 
-def _start(out: Path, *options: str, hidden: Path | None = None) -> subprocess.Popen[str]:
+def _start(
+    out: Path, *options: str, hidden: Path | None = None, lacks: str = HIDE + WITHOUT_PHOTOS
+) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "protofleet", "demo", "--out", str(out), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     if hidden is not None:  # for the processes that it starts, too
-        (hidden / "sitecustomize.py").write_text(HIDE)
+        (hidden / "sitecustomize.py").write_text(lacks)
         environment["PYTHONPATH"] = str(hidden)
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -87,8 +96,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return _finished(tmp_path_factory.mktemp("demo") / "out", hidden=tmp_path_factory.mktemp("hidden"))
 
 
-def _finished(out: Path, *options: str, hidden: Path | None = None) -> Finished:
-    demo = _start(out, *options, hidden=hidden)
+@pytest.fixture(scope="module")
+def on_photos(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The same where the extra `photos` is installed, too, of three devices."""
+    hidden = tmp_path_factory.mktemp("hidden")
+    return _finished(tmp_path_factory.mktemp("photos") / "out", "--clients", "3", hidden=hidden, lacks=HIDE)
+
+
+def _finished(out: Path, *options: str, hidden: Path | None = None, lacks: str = HIDE + WITHOUT_PHOTOS) -> Finished:
+    demo = _start(out, *options, hidden=hidden, lacks=lacks)
     seen: dict[int, psutil.Process] = {}
     try:
         while demo.poll() is None:
@@ -115,7 +131,7 @@ def _summary(out: Path) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_from_scratch_it_tells_the_same_story(tmp_path: Path, summary: dict[str, Any]) -> None:
     """Pretrained and exported here, on all shipped images."""
-    found = _summary(_finished(tmp_path / "out", "--from-scratch")[0])
+    found = _summary(_finished(tmp_path / "out", "--from-scratch", *FASHION)[0])
     assert (tmp_path / "out" / "backbone.safetensors").is_file()
     assert found["devices"][0]["samples_per_class"] == summary["devices"][0]["samples_per_class"]
     for way in ("public_alone", "local_only", "closing"):
@@ -149,7 +165,7 @@ def test_the_fleet_names_what_nobody_alone_does(summary: dict[str, Any]) -> None
 
 
 def test_summary_has_the_keys_that_are_contract(summary: dict[str, Any]) -> None:
-    assert (summary["schema"], summary["dataset"]) == ("protofleet.demo/3", "fashion_mnist_subset")
+    assert (summary["schema"], summary["dataset"]) == ("protofleet.demo/4", "fashion_mnist_subset")
     assert (summary["method"], summary["clients"], summary["rounds"]) == ("ffc", 5, 1)
     ways = {"public_alone", "bundle_as_shipped", "local_only", "federated", "closing"}
     assert set(summary["accuracy"]["own_classes"]) == ways
@@ -196,7 +212,7 @@ def test_the_images_shown_are_not_picked_and_the_answers_are_the_devices(
     assert [each["new"] for each in summary["shown"]] == images.new.tolist()
     (finished[0] / "photos").mkdir()
     for row, each in zip(first, summary["shown"], strict=True):
-        picture = base64.b64decode(each["png"])
+        picture = base64.b64decode(each["image"].removeprefix("data:image/png;base64,"))
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(picture))), images.test.x[row, :, :, 0])
         (finished[0] / "photos" / f"{row:03}.png").write_bytes(picture)
     done = run("predict", finished[0] / "photos", "--state", state, "--json", "-")
@@ -228,7 +244,121 @@ def test_the_report_needs_nothing_from_outside(finished: Finished) -> None:
     page = (finished[0] / "report.html").read_text(encoding="utf-8")
     check_page(page)
     assert page.count("<svg") == 5
-    assert page.count("<img") == 10
+    assert page.count("<img") == 10 + 5 * 3
+
+
+def test_fewer_and_more_bytes_are_what_the_fleet_had(summary: dict[str, Any]) -> None:
+    """The other ways are computed beside the run; of the run's own way they must say the same."""
+    ways = {each["way"]: each for each in summary["other_ways"]}
+    assert list(ways) == ["ncm", "fedcof groups=1", "ffc", "ffc discriminant"]
+    assert ways["ffc"]["right"] == pytest.approx(summary["accuracy"]["all_classes"]["closing"])
+    assert ways["ncm"]["uplink_bytes"] < 0.1 * ways["ffc"]["uplink_bytes"]
+
+
+# ── colour photos ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_their_extractor_the_demo_says_how_to_see_photos(finished: Finished, tmp_path: Path) -> None:
+    line = f"The same on colour photos: {install_command('photos')}"
+    assert line in finished[1]
+    (tmp_path / "hidden").mkdir()
+    demo = _start(tmp_path / "out", "--data", "sign_digits_subset", hidden=tmp_path / "hidden")
+    errors = demo.communicate(timeout=60)[1]
+    assert (demo.returncode, errors.count("\n")) == (2, 1), errors
+    assert install_command("photos") in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_on_photos_a_fleet_names_signs_that_no_device_has_seen(on_photos: Finished) -> None:
+    found = _summary(on_photos[0])
+    assert (found["dataset"], found["method"], found["clients"], found["photos"]) == (
+        "sign_digits_subset",
+        "ffc",
+        3,
+        True,
+    )
+    everything, new = found["accuracy"]["all_classes"], found["accuracy"]["new_classes"]
+    assert everything["public_alone"] is None  # there are no public images
+    assert new["local_only"] == 0.0
+    assert everything["local_only"] < 0.42
+    assert min(everything["closing"], new["closing"]) > 0.7  # 80 to 86 % with other draws
+    assert found["closing_vs_pooled_ridge"]["relative_error"] <= 1e-6
+    assert found["closing_vs_pooled_ridge"]["identical_predictions"] is True
+    assert new["closing"] == new["pooled_ridge"]
+    told = [
+        json.loads((on_photos[0] / f"devices/device-{n}/state/history.jsonl").read_text())["right"] for n in (1, 2, 3)
+    ]
+    assert everything["local_only"] == pytest.approx(sum(each["alone"] for each in told) / 3)
+    assert everything["bundle_as_shipped"] == pytest.approx(sum(each["shipped"] for each in told) / 3)
+    ways = {each["way"]: each["right"] for each in found["other_ways"]}
+    assert ways["ffc project=256"] == pytest.approx(everything["closing"])
+    assert ways["ncm"] > 0.65
+    assert found["uplink_share"] < 0.05
+    assert "new classes   to each device those of which it has no photo" in on_photos[1]
+    assert "public images" not in on_photos[1]
+
+
+def test_a_device_has_photos_as_files_and_no_photo_is_in_two_places(on_photos: Finished) -> None:
+    homes, shipped = on_photos[0] / "devices", read_photos()
+    places = [
+        homes / "device-1" / "photos",
+        homes / "device-2" / "photos",
+        homes / "device-3" / "photos",
+        homes / "test",
+    ]
+    files = [path for place in places for path in place.rglob("*.JPG")]
+    contents = [path.read_bytes() for path in files]
+    assert len(set(contents)) == len(contents)
+    assert set(contents) <= set(shipped.contents)
+    for place, device in zip(places, _summary(on_photos[0])["devices"], strict=False):
+        assert [len(list((place / label).glob("*"))) for label in sorted(path.name for path in place.iterdir())] == [
+            count for count in device["samples_per_class"] if count
+        ]
+        assert len(list(place.iterdir())) == 4
+    assert sum(len(list(place.rglob("*.JPG"))) for place in places[:3]) == 10 * DEALT_PER_CLASS
+    assert not list(homes.glob("*/state/images"))  # of decoded pixels nothing is left
+
+
+def test_photos_are_shown_as_they_are_and_answered_as_predict_does(on_photos: Finished) -> None:
+    found, home = _summary(on_photos[0]), on_photos[0] / "devices"
+    shown = [base64.b64decode(each["image"].removeprefix("data:image/jpeg;base64,")) for each in found["shown"]]
+    by_content = {path.read_bytes(): path for path in (home / "test").rglob("*.JPG")}
+    assert [by_content[content].parent.name for content in shown] == found["labels"] == list("0123456789")
+    (home / "shown").mkdir()
+    for number, content in enumerate(shown):
+        (home / "shown" / f"{number}.jpg").write_bytes(content)
+    done = run("predict", home / "shown", "--state", home / "device-1" / "state", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    said = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda line: line["photo"])
+    assert [line["label"] for line in said] == [each["fleet"] for each in found["shown"]]
+    has = {label for label, n in zip(found["labels"], found["devices"][0]["samples_per_class"], strict=True) if n}
+    assert [each["label"] not in has for each in found["shown"]] == [each["new"] for each in found["shown"]]
+    assert {each["local_only"] for each in found["shown"]} <= has
+    held = [base64.b64decode(each["image"].partition(",")[2]) for each in found["held"][0]]
+    assert set(held) <= {path.read_bytes() for path in (home / "device-1" / "photos").rglob("*.JPG")}
+
+
+def test_the_page_of_photos(on_photos: Finished) -> None:
+    page = (on_photos[0] / "report.html").read_text(encoding="utf-8")
+    check_page(page)
+    assert page.count("<img") == 10 + 3 * 4
+    assert page.count('class="shots photos"') == 1
+    assert "Each device has seen 4 of 10 classes. One round later each answers about all 10." in page
+    assert "public" not in page.partition("<main>")[2]
+    assert "it can show which are in" in page  # fewer photos than columns
+    assert "<dt>head</dt><dd>10 × 256</dd>" in page
+
+
+def test_photos_and_another_method_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "hidden").mkdir()
+    words = ("--clients", "2", "--method", "ncm")
+    out, printed, _ = _finished(tmp_path / "out", *words, hidden=tmp_path / "hidden", lacks=HIDE)
+    found = _summary(out)
+    assert (found["method"], found["closing_vs_pooled_ridge"]) == ("ncm", None)
+    assert found["accuracy"]["all_classes"]["federated"] > 0.65
+    assert found["uplink_bytes_per_device_round"] < 60_000
+    assert "nearest class mean" in printed
+    check_page((out / "report.html").read_text(encoding="utf-8"))
 
 
 def test_the_report_escapes_what_a_data_set_calls_its_classes(summary: dict[str, Any]) -> None:
@@ -343,7 +473,7 @@ def test_several_backbones_are_one_fleet_without_ffc(small: Path, tmp_path: Path
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A demo in the middle of its rounds."""
-    demo = _start(tmp_path, "--clients", "2", "--rounds", "500")
+    demo = _start(tmp_path, "--clients", "2", "--rounds", "500", *FASHION)
     history = tmp_path / "devices" / "device-1" / "state" / "history.jsonl"
     try:
         _wait(lambda: history.exists() or demo.poll() is not None, 90, "no round was done")

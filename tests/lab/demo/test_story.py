@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from pathlib import Path
 
@@ -11,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lab_samples import LABELS, shipped
+from PIL import Image
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.bundle.uplink_bytes import payload_bytes
 from protofleet.contract.errors import DataError
 from protofleet.contract.methods import method
 from protofleet.edge_client.data import LocalData
-from protofleet.lab.demo.baselines import public_answers
-from protofleet.lab.demo.run import Demo
-from protofleet.lab.demo.shipped import BUNDLE, IMAGES, read_images, shipped_bundle, write_images
+from protofleet.edge_client.training.extractor import Extractor
+from protofleet.lab.demo.baselines import other_ways, public_answers
+from protofleet.lab.demo.make_photos import SIDE, make_photos
+from protofleet.lab.demo.photos import ARCHIVE, ASKED_PER_CLASS, PhotoFiles, draw, read_photos, write_archive
+from protofleet.lab.demo.shipped import BACKBONE, BUNDLE, IMAGES, METHOD, read_images, shipped_bundle, write_images
 from protofleet.lab.demo.story import (
     DEALT_PER_CLASS,
     PUBLIC_PER_CLASS,
@@ -30,6 +34,7 @@ from protofleet.lab.demo.story import (
     rows_of,
 )
 from protofleet.lab.demo.summary import fedavg_bytes
+from protofleet.lab.engine.deployed import Course, simulate
 
 
 @given(classes=st.integers(3, 40), devices=st.integers(2, 30), seed=st.integers(0, 99))
@@ -112,20 +117,21 @@ def test_the_shipped_images_are_of_the_shipped_data_set(images: Images) -> None:
 
 def test_the_shipped_bundle_says_where_it_comes_from(bundle: Bundle, images: Images) -> None:
     m = bundle.manifest
-    assert (m.backbone, m.method, m.labels) == (Demo().backbone, Demo().method, images.labels)
+    assert (m.backbone, m.method, m.labels) == (BACKBONE, METHOD, images.labels)
     known = ", ".join(images.labels[number] for number in public_classes(10))
     assert "by python -m lab.demo.make_bundle from random weights (seed 0)" in m.provenance
     assert "1,000 public images of fashion_mnist_subset that no device holds" in m.provenance
     assert f"show 5 of its 10 classes ({known})" in m.provenance
 
 
-def test_both_are_the_files_whose_hashes_are_stated() -> None:
+def test_they_are_the_files_whose_hashes_are_stated() -> None:
     stated = BUNDLE.with_name("README.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| ([\d,]+) \| `([0-9a-f]{64})` \|$", stated, re.MULTILINE)
-    contents = {path.name: path.read_bytes() for path in (BUNDLE, IMAGES)}
+    contents = {path.name: path.read_bytes() for path in (BUNDLE, IMAGES, ARCHIVE)}
     found = [(name, f"{len(each):,}", hashlib.sha256(each).hexdigest()) for name, each in contents.items()]
     assert rows == found
     assert sum(path.stat().st_size for path in (BUNDLE, IMAGES)) < 4_000_000
+    assert ARCHIVE.stat().st_size < 2_000_000
 
 
 @pytest.mark.slow
@@ -164,3 +170,78 @@ def test_the_public_images_never_name_a_class_that_they_do_not_show(bundle: Bund
 
 def test_a_round_of_fedproto_costs_less_than_a_hundredth_of_fedavg(bundle: Bundle) -> None:
     assert payload_bytes(bundle.manifest, method("fedproto")) <= 0.01 * fedavg_bytes(bundle)
+
+
+# ── the colour photos that are shipped ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_shipped_photos_are_balanced_and_hold_nothing_but_pixels() -> None:
+    photos = read_photos()
+    assert photos.labels == tuple("0123456789")
+    assert {photos.classes.count(label) for label in photos.labels} == {90}
+    for content in photos.contents:
+        photo = Image.open(io.BytesIO(content))
+        assert (photo.format, photo.mode, photo.size) == ("JPEG", "RGB", (SIDE, SIDE))
+        assert not {"exif", "xmp", "photoshop", "comment", "icc_profile"} & set(photo.info)
+
+
+def test_a_seed_draws_who_is_dealt_and_who_is_asked_about() -> None:
+    photos = read_photos()
+    images, again, other = (draw(photos, (8, 8, 3), seed) for seed in (0, 0, 1))
+    assert images.public is None
+    assert images.files is not None
+    dealt, asked = images.files
+    assert not set(dealt.contents) & set(asked.contents)
+    assert images.test.counts(10).tolist() == [ASKED_PER_CLASS] * 10
+    assert [images.labels[number] for number in images.dealt.y] == dealt.classes
+    assert again.files is not None
+    assert again.files[1].names == asked.names
+    assert other.files is not None
+    assert set(other.files[1].names) != set(asked.names)
+    shares = deal(images, 5, seed=0)
+    assert [share.counts(10).tolist().count(25) for share in shares] == [4] * 5
+    assert sum(map(len, shares)) == len(images.dealt)
+
+
+def test_the_archive_is_made_from_a_folder_of_photos(tmp_path: Path) -> None:
+    """Large ones become small, notes of a camera are left out, and the same photos are the same bytes."""
+    rng, exif = np.random.default_rng(0), Image.Exif()
+    exif[0x010F] = "a camera"
+    for label in ("a", "b"):
+        (tmp_path / "all" / label).mkdir(parents=True)
+        for number in range(91):
+            side = 250 if number < 3 else SIDE
+            photo = Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8))
+            photo.save(tmp_path / "all" / label / f"{number:03}.JPG", exif=exif)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, two = (make_photos(tmp_path / "all", tmp_path / name) for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    made = read_photos(one)
+    assert made.classes == ["a"] * 90 + ["b"] * 90
+    for content in made.contents:
+        photo = Image.open(io.BytesIO(content))
+        assert (photo.size, "exif" in photo.info) == ((SIDE, SIDE), False)
+
+
+def test_photos_that_are_not_whole_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torn.zip").write_bytes(ARCHIVE.read_bytes()[:50_000])
+    with pytest.raises(DataError, match="the demo's photos"):
+        read_photos(tmp_path / "torn.zip")
+    whole = read_photos()
+    torn = PhotoFiles(whole.names, [whole.contents[0][:200], *whole.contents[1:]])
+    write_archive(torn, tmp_path / "half.zip")
+    with pytest.raises(DataError, match=f"{whole.names[0]}, expected a whole photo"):
+        read_photos(tmp_path / "half.zip").take(np.array([0])).decoded((8, 8, 3))
+
+
+def test_features_that_are_given_are_as_good_as_images(bundle: Bundle, images: Images) -> None:
+    """What the demo computes beside its fleet: each image goes through the network once."""
+    extractor = Extractor(bundle, bundle.params)
+    few, asked = (LocalData(part.x[::20], part.y[::20]) for part in (images.dealt, images.test))
+    given, answered = (LocalData(extractor.features(part.x), part.y) for part in (few, asked))
+    course = Course(rounds=1, calibrate=False)
+    there, here = simulate(bundle, [few], asked, course), simulate(bundle, [given], answered, course)
+    assert np.array_equal(there.evaluations[0].confusion["linear"], here.evaluations[0].confusion["linear"])
+    (*_, last) = other_ways(bundle, [given], answered)
+    assert last.name == "ffc discriminant"

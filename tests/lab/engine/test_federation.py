@@ -422,7 +422,7 @@ def test_the_last_record_carries_closings_and_personal_heads() -> None:
 def test_personal_without_held_samples_is_one_line() -> None:
     with pytest.raises(UsageError, match="personal, expected samples held back"):
         _run("fedavg", Measures(personal=("fit",)), held=False)
-    with pytest.raises(UsageError, match="personal, expected known names, got fits, try one of fit"):
+    with pytest.raises(UsageError, match=r"personal, expected .*, got fits, try one of fit"):
         Measures(personal=("fits",))
 
 

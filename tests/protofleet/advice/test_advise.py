@@ -22,8 +22,8 @@ from rich.console import Console
 
 from protofleet.advice.advice import Advice, Measured, Plan, _doubts, _trained, advise, recommended
 from protofleet.advice.frozen_fleet import FrozenFleet, deal, features_of
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.commands.advise import _show
 from protofleet.contract.bundle.bundle_file import Bundle, StateTensor, read_bundle, write_bundle
@@ -308,9 +308,7 @@ def test_a_coordinator_and_devices_with_photos_give_the_same_answers_for_the_sam
         name, hyper = rung.method.name, dict(rung.hyper)
         exported = read_bundle(_written(tmp_path / f"{number}.bundle", bundle, method=name, hyper=hyper))
         with DurableStore(tmp_path / f"{number}.sqlite", exported.sha256, "fleet") as store:
-            core = Coordinator(
-                store, exported.manifest, exported.sha256, Settings(policy=Policy(min_clients=DEVICES)), now=0.0
-            )
+            core = rounds_of(store, exported.manifest, exported.sha256, Settings(min_clients=DEVICES), now=0.0)
             devices = [
                 Device(exported, part, f"device-{index + 1}", test=held, secret=secrets[index])
                 for index, part in enumerate(dealt)
@@ -513,9 +511,8 @@ def test_the_larger_parts_are_not_always_the_same_devices() -> None:
     assert [len(rows) for rows in deal(np.repeat(np.arange(6), 4), 3)] == [8, 8, 8]
 
 
-def test_of_many_photos_the_same_share_of_every_class_is_looked_at(bundle: Bundle) -> None:
-    said: list[str] = []
-    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.2, most=500, log=said.append)
+def test_of_many_photos_the_same_share_of_every_class_is_looked_at(bundle: Bundle, said: list[str]) -> None:
+    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.2, most=500)
     assert len(learn) + len(held) == 500
     assert set(learn.counts(CLASSES)) == {40}
     assert set(held.counts(CLASSES)) == {10}

@@ -14,6 +14,7 @@ from commands import ROOT, run_process
 
 from protofleet.commands import doctor
 from protofleet.commands.doctor import examine
+from protofleet.contract.bundle import native_kernels
 from protofleet.contract.extras import install_command
 
 
@@ -77,6 +78,14 @@ def test_a_missing_package_is_a_fault_and_a_missing_extra_a_note(monkeypatch):
     )
     lacks = found("extra parquet")
     assert (lacks.state, lacks.found, lacks.advice) == ("note", "no pyarrow", install_command("parquet"))
+
+
+def test_the_wheel_of_native_code_is_told_with_its_hash_where_it_is(monkeypatch):
+    kernels = native_kernels.Kernels("1.2", Path("/lib.so"), "avx2", "ab" * 32)
+    monkeypatch.setattr(native_kernels, "installed_kernels", lambda: kernels)
+    assert found("kernels").found == f"protofleet-kernels 1.2, avx2, sha256 {'ab' * 32}"
+    monkeypatch.setattr(native_kernels, "installed_kernels", lambda: None)
+    assert not [finding for finding in examine() if finding.check == "kernels"]
 
 
 def test_a_method_that_cannot_be_loaded_is_noted(tmp_path):

@@ -19,6 +19,7 @@ from protofleet import cli
 from protofleet.contract.bundle.bundle_file import read_bundle, write_bundle
 from protofleet.contract.methods import METHODS
 from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.fields import table_of
 from protofleet.contract.wire.messages import Signed
 from protofleet.export.cli import _parts_note
 from tests.contract.wire.test_hostile import VALID, mutate
@@ -115,6 +116,9 @@ def test_a_message_is_shown_field_by_field(tmp_path, name):
         if hasattr(message, field):
             value = getattr(message, field)
             assert got["fields"][field] == (value.hex() if isinstance(value, bytes) else value)
+    for field in ("offer", "helper", "rival"):  # maps within the message
+        if part := getattr(message, field, None):
+            assert set(got["fields"][field]) == {slot.name for slot in table_of(type(part)).slots}
     shown = run("inspect", str(tmp_path / "message.cbor"))
     assert shown.returncode == 0
     assert type(message).__name__ in shown.stdout

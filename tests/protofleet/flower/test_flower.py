@@ -26,8 +26,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from protofleet.aggregator.coordinators.round_coordinator import Coordinator, Settings
-from protofleet.aggregator.rounds.round_machine import Policy
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import DataError, ProtofleetError
@@ -82,9 +82,9 @@ SET = {"fedcof": {"groups": 1}}
 def _aggregated(tmp_path: Path, name: str, says: list[list[Statistic]], run: list[bytes]) -> GlobalState:
     """What our aggregator makes of these statistics, of each round and client; its run is put into `run`."""
     m = manifest(classes=C, width=D, name=name)
-    identity, settings = bytes(range(32)), Settings(rounds=len(says), calibrate=False, policy=Policy(CLIENTS))
+    identity, settings = bytes(range(32)), Settings(rounds=len(says), calibrate=False, min_clients=CLIENTS)
     with DurableStore(tmp_path / "store.sqlite", identity, "fleet") as store:
-        core = Coordinator(store, m, identity, settings, now=0.0)
+        core = rounds_of(store, m, identity, settings, now=0.0)
         for number in range(CLIENTS):
             core.rounds.birth(str(number), b"%d" % number, 0.0)
         for statistics in says:
@@ -96,7 +96,7 @@ def _aggregated(tmp_path: Path, name: str, says: list[list[Statistic]], run: lis
             decisions = core.take([(str(n), encode(each, a.encoding)) for n, each in enumerate(made)], 1.0)
             assert all(decision.accepted for decision in decisions), [d.receipt for d in decisions]
             core.advance(1.0, 1.0)
-        run.append(core.run)
+        run.append(core.parts.run)
         return core.state
 
 
@@ -166,9 +166,9 @@ def test_a_bundles_devices_come_to_what_our_aggregator_makes_of_them(name: str, 
 
 
 def _of_devices(tmp_path: Path, bundle: Bundle, name: str, shares: list, secrets: list) -> tuple[GlobalState, bytes]:
-    settings = Settings(method=name, rounds=1, calibrate=False, policy=Policy(CLIENTS))
+    settings = Settings(method=name, rounds=1, calibrate=False, min_clients=CLIENTS)
     with DurableStore(tmp_path / "store.sqlite", bundle.sha256, "fleet") as store:
-        core = Coordinator(store, bundle.manifest, bundle.sha256, settings, now=0.0)
+        core = rounds_of(store, bundle.manifest, bundle.sha256, settings, now=0.0)
         for number in range(CLIENTS):
             core.rounds.birth(str(number), b"%d" % number, 0.0)
         core.advance(0.0, 0.0)
@@ -179,7 +179,7 @@ def _of_devices(tmp_path: Path, bundle: Bundle, name: str, shares: list, secrets
             made.append((str(number), encode(done.contribution, a.encoding)))
         assert all(decision.accepted for decision in core.take(made, 1.0))
         core.advance(1.0, 1.0)
-        return core.state, core.run
+        return core.state, core.parts.run
 
 
 def test_what_a_bundles_device_trains_stays_in_the_clients_context(
@@ -325,7 +325,10 @@ def test_a_client_that_is_wrong_says_so_in_one_line_and_the_others_go_on(samples
         (lambda: MethodStrategy("ncmm", classes=C, width=D), "unknown method, expected a known method, got ncmm, try"),
         (lambda: MethodStrategy("ncm", classes=0, width=D), "a fleet, expected 1 to 65536 classes, 1 feature at"),
         (lambda: MethodStrategy("ncm", classes=C, width=D, max_share=0), "max_share, expected above 0, up to 1, got 0"),
-        (lambda: MethodStrategy("ncm", classes=C, width=D, min_samples=0), "min_samples, expected 1 or more, got 0"),
+        (
+            lambda: MethodStrategy("ncm", classes=C, width=D, min_samples=0),
+            "min_samples (field 12), expected 1 to 4294967295, got 0",
+        ),
         (lambda: MethodStrategy("ncm", classes=C, width=D, suspects="x"), "suspects, expected leave-out, name, ignore"),
         (lambda: MethodStrategy("ffc", classes=C, width=D, rule="median"), "--rule, expected mean for feature-gram"),
         (lambda: MethodStrategy.of_bundle(SHIPPED, "fedproto"), "method, expected ffc, as the bundle, or one that"),

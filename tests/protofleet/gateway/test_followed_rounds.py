@@ -10,7 +10,7 @@ from aggregator_samples import CLASSES, WIDTH
 from aggregator_samples import means as local_means
 from gateway_samples import DEVICES, above_of, born, gathered, goes_up, opened, sends, site_of, steps, whole
 
-from protofleet.aggregator.coordinators.standing_coordinator import Solved
+from protofleet.aggregator.parts.steps import Solved
 from protofleet.aggregator.rounds.round_machine import Closed, Opened
 from protofleet.aggregator.store.operator_orders import give
 from protofleet.contract.bundle.bundle_file import Bundle
@@ -102,8 +102,8 @@ def test_what_goes_up_is_without_what_was_forgotten_meanwhile(
     before = decode(goes_up(site, above.announcement()))
     name = whole.manifest.labels[int(detail)] if detail else ""
     give(tmp_path / "site.sqlite", what, "" if detail else "a", "operator", detail=name)
-    site._orders_at = 0.0
-    steps(site)
+    site.core.parts.orders.look_at = 0.0
+    steps(site.core)
     after = decode(goes_up(site, above.announcement()))
     assert isinstance(before, Contribution)
     assert isinstance(after, Contribution)
@@ -111,20 +111,20 @@ def test_what_goes_up_is_without_what_was_forgotten_meanwhile(
         assert (before.holds((1,)), after.holds((1,))) == (True, False)
     else:
         assert (before.devices, after.devices) == (3, 2)
-    site._store.close()
+    site.core.parts.store.close()
     assert goes_up(site_of(tmp_path, whole), above.announcement()) == encode(after)
 
 
 def test_what_no_exact_sum_can_hold_is_refused_on_the_site(tmp_path: Path, whole: Bundle) -> None:
     """One device's refusal, and not the end of the site's round. Who sends nothing is not counted."""
     above, site = opened(tmp_path, whole, "fedproto", DEVICES[:3])
-    sends(site, whole, "a")
+    sends(site.core, whole, "a")
     huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
-    (told,) = sends(site, whole, "b", huge)
+    (told,) = sends(site.core, whole, "b", huge)
     assert (told.outcome, "exact sums" in told.reason) == ("rejected", True)
     none = local_means(1).zero(CLASSES, WIDTH)
-    sends(site, whole, "c", none)
-    assert steps(site) == [Closed(1, "fedproto")]
+    sends(site.core, whole, "c", none)
+    assert steps(site.core) == [Closed(1, "fedproto")]
     assert decode(goes_up(site, above.announcement())).devices == 1  # type: ignore[union-attr]
 
 
@@ -136,11 +136,11 @@ def test_a_round_opens_with_the_state_that_it_is_announced_with(tmp_path: Path, 
     above.take([("site", first)], 0.0)
     steps(above)
     site.follow(above.announcement(), None, 0.0)
-    assert steps(site) == []
+    assert steps(site.core) == []
     site.follow(above.announcement(), above.state, 0.0)
-    assert [type(step) for step in steps(site)] == [Solved, Opened]
+    assert [type(step) for step in steps(site.core)] == [Solved, Opened]
     site.follow(above.announcement(), above.state, 0.0)
-    assert steps(site) == []
+    assert steps(site.core) == []
     record = site.closed
     assert record is not None
     assert (record.number, site.rounds.number) == (1, 2)
@@ -164,11 +164,11 @@ def test_a_gateway_takes_part_whoever_is_sampled(tmp_path: Path, whole: Bundle) 
     born(above, "site")
     assert steps(above) == [Opened(1, "fedproto", seed)]
     site.follow(above.announcement(), None, 0.0)
-    steps(site)
+    steps(site.core)
     device = next(device for device in DEVICES if sampled(device, 1, seed, 0.5))
-    born(site, device)
-    sends(site, whole, device)
-    steps(site)
+    born(site.core, device)
+    sends(site.core, whole, device)
+    steps(site.core)
     (told,) = above.take([("site", goes_up(site, above.announcement()))], 0.0)
     assert told.outcome == "committed"
     huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
@@ -179,16 +179,16 @@ def test_a_gateway_takes_part_whoever_is_sampled(tmp_path: Path, whole: Bundle) 
 @pytest.mark.parametrize("name", ["site", "anyone"])
 def test_what_comes_late_for_others_stands_in_no_round(tmp_path: Path, whole: Bundle, name: str) -> None:
     """A gateway has told its devices that it was late; who is no gateway speaks for nobody by coming late."""
-    above, site = above_of(tmp_path, whole, "ncm", every_s=10.0, window_s=5.0), site_of(tmp_path, whole)
+    above, site = above_of(tmp_path, whole, "ncm", every=10.0, window=5.0), site_of(tmp_path, whole)
     born(above, "e")
-    born(site, *DEVICES[:3])
+    born(site.core, *DEVICES[:3])
     steps(above)
     site.follow(above.announcement(), None, 0.0)
-    steps(site)
+    steps(site.core)
     gathered(site, whole, *DEVICES[:3])
     payload = goes_up(site, above.announcement())
     sends(above, whole, "e")
     above.rounds.steer("close-round")
     assert Closed(1, "ncm") in steps(above)
     (told,) = above.take([(name, payload)], 0.0)
-    assert (told.outcome, above._late_contributions._late) == ("late", {})
+    assert (told.outcome, above.books.late._late) == ("late", {})

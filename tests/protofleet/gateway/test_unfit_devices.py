@@ -33,7 +33,7 @@ from protofleet.contract.sums.fixed_point import FixedPoint
 from protofleet.contract.sums.statistics import FeatureGram, Statistic
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.messages import MAX_COUNT, Contribution, Status
-from protofleet.gateway.coordinator import GatewayCoordinator
+from protofleet.gateway.standing_site import StandingSite
 from protofleet.gateway.unfit_devices import fitted
 from tests.aggregator.merging.test_exact_sums import means
 
@@ -53,8 +53,8 @@ def claims(samples: int, name: str = "ncm", axis: int = 0) -> Statistic:
     return FeatureGram(gram, sums, counts)
 
 
-def told(site: GatewayCoordinator) -> list[tuple[str, str]]:
-    return [(decision.device, decision.outcome) for decision in site.stalled(0.0)]
+def told(site: StandingSite) -> list[tuple[str, str]]:
+    return [(decision.device, decision.outcome) for decision in site.core.stalled(0.0)]
 
 
 # ── what fits ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -147,11 +147,11 @@ def test_a_device_that_claims_millions_is_left_out_and_told_why(tmp_path: Path, 
     above, site = standing_above(tmp_path, whole, name, **most), standing_site(tmp_path, whole, name, **most)
     direct = standing_above(tmp_path / "direct", whole, name)
     for seed, device in enumerate(DEVICES[:3]):
-        for core in (site, direct):
+        for core in (site.core, direct):
             sends(core, whole, device, drawn(name, seed), 1)
-    sends(site, whole, "liar", claims(5_000_000, name), 1)
-    steps(site)
-    (refused,) = site.stalled(0.0)
+    sends(site.core, whole, "liar", claims(5_000_000, name), 1)
+    steps(site.core)
+    (refused,) = site.core.stalled(0.0)
     assert (refused.device, refused.outcome, refused.cause) == ("liar", "rejected", "content")
     assert refused.reason.startswith("with its 5,000,000 samples the site's sums are beyond what one gateway can send")
     assert refused.receipt is not None
@@ -162,9 +162,9 @@ def test_a_device_that_claims_millions_is_left_out_and_told_why(tmp_path: Path, 
     assert above.standing.total.equal(direct.standing.total)
     site.settled = site.generations
     assert told(site) == [(device, "committed") for device in DEVICES[:3]]
-    (late,) = sends(site, whole, "liar", claims(5_000_000, name), 1)
+    (late,) = sends(site.core, whole, "liar", claims(5_000_000, name), 1)
     assert late.outcome == "late"  # it numbers what it sends next above that
-    assert sends(site, whole, "liar", claims(1_000, name), 2) == []
+    assert sends(site.core, whole, "liar", claims(1_000, name), 2) == []
     site.settled = site.generations
     assert told(site) == [("liar", "committed")]
     assert site.contribution(above.announcement(), 2).devices == 4
@@ -174,31 +174,31 @@ def test_of_several_heavy_devices_the_heaviest_goes_whoever_came_last(tmp_path: 
     """And one that had been told that it counts hears that it does not any more; also what it is told is durable."""
     most = {"max_samples": 10_000_000}
     site = standing_site(tmp_path, whole, "ncm", **most)
-    sends(site, whole, "first", claims(3_000_000), 1)
-    steps(site)
+    sends(site.core, whole, "first", claims(3_000_000), 1)
+    steps(site.core)
     site.settled = site.generations
     assert told(site) == [("first", "committed")]
-    sends(site, whole, "second", claims(2_000_000), 1)
-    sends(site, whole, "third", claims(2_000_000, axis=1), 1)
-    steps(site)
-    (refused,) = site.stalled(0.0)
+    sends(site.core, whole, "second", claims(2_000_000), 1)
+    sends(site.core, whole, "third", claims(2_000_000, axis=1), 1)
+    steps(site.core)
+    (refused,) = site.core.stalled(0.0)
     assert (refused.device, refused.outcome, refused.receipt.round) == ("first", "rejected", 1)  # type: ignore[union-attr]
     assert refused.receipt.digest == b""  # type: ignore[union-attr]  # it has its receipt, so it is news
-    site._store.close()
+    site.core.parts.store.close()
     again = standing_site(tmp_path, whole, "ncm", **most)
-    assert (steps(again), again.generations) == ([], {"second": 1, "third": 1})
-    again.status("first", encode(Status(True, b"1" * 8, 1)), 0.0)
+    assert (steps(again.core), again.generations) == ([], {"second": 1, "third": 1})
+    again.core.status("first", encode(Status(True, b"1" * 8, 1)), 0.0)
     assert told(again) == [("first", "late")]  # of whom nothing stands, and who may send
 
 
 def test_a_site_that_was_killed_before_it_left_somebody_out_does_so_then(tmp_path: Path, whole: Bundle) -> None:
     most = {"max_samples": 10_000_000}
     site = standing_site(tmp_path, whole, "ncm", **most)
-    sends(site, whole, "liar", claims(5_000_000), 1)
-    sends(site, whole, "a", means(0), 1)
-    site._store.close()
+    sends(site.core, whole, "liar", claims(5_000_000), 1)
+    sends(site.core, whole, "a", means(0), 1)
+    site.core.parts.store.close()
     again = standing_site(tmp_path, whole, "ncm", **most)
-    steps(again)
+    steps(again.core)
     assert (told(again), again.generations) == ([("liar", "rejected")], {"a": 1})
 
 
@@ -212,17 +212,17 @@ def test_a_site_takes_no_more_samples_of_a_device_than_the_aggregator_above(
     if rounds:
         above, site = opened(tmp_path / "r", whole, "ncm", ("a", "b"), max_samples=100)  # type: ignore[assignment]
     else:
-        sends(site, whole, "before", claims(200), 1)
-        steps(site)
+        sends(site.core, whole, "before", claims(200), 1)
+        steps(site.core)
         site.hold_to(above.announcement(), 0.0)
-        steps(site)
+        steps(site.core)
         assert told(site) == [("before", "rejected")]
-    (refused,) = sends(site, whole, "a", claims(101), 0 if rounds else 1)
+    (refused,) = sends(site.core, whole, "a", claims(101), 0 if rounds else 1)
     assert (refused.outcome, "at most 100 samples of one device" in refused.reason) == ("rejected", True)
-    sends(site, whole, "b", claims(100), 0 if rounds else 1)
-    assert site.announcement().max_samples == 0  # which is for gateways alone
+    sends(site.core, whole, "b", claims(100), 0 if rounds else 1)
+    assert site.core.announcement().max_samples == 0  # which is for gateways alone
     a = above.announcement()
-    payload = goes_up(site, a) if rounds and steps(site) else encode(site.contribution(a, 1))  # type: ignore[arg-type]
+    payload = goes_up(site, a) if rounds and steps(site.core) else encode(site.contribution(a, 1))  # type: ignore[arg-type]
     (taken,) = above.take([("site", payload)], 0.0)
     assert (a.max_samples, taken.outcome) == (100, "committed")
 
@@ -234,11 +234,11 @@ def test_in_rounds_the_heaviest_is_left_out_of_what_goes_up(tmp_path: Path, whol
     """The line names it; after a kill it is the same."""
     above, site = opened(tmp_path, whole, "fedproto", DEVICES[:4])
     mine = local_means(1)
-    sends(site, whole, "d", mine.from_means(mine.means * 0, [0, 0, 0]))  # which is none of the site's devices
+    sends(site.core, whole, "d", mine.from_means(mine.means * 0, [0, 0, 0]))  # which is none of the site's devices
     for device, factor, count in (("a", 1.0, 10), ("b", 1.1, 20), ("c", 4.5, 900_000)):
-        sends(site, whole, device, mine.from_means(mine.means * factor, [count, 10, 0]))
+        sends(site.core, whole, device, mine.from_means(mine.means * factor, [count, 10, 0]))
     gathered(site, whole)
-    (found,) = (finding for finding in site.findings if finding.left_out)
+    (found,) = (finding for finding in site.core.findings if finding.left_out)
     assert (found.device, "with its 900,010 samples" in found.reason) == ("c", True)
     payload = goes_up(site, above.announcement())
     message = decode(payload)
@@ -246,5 +246,5 @@ def test_in_rounds_the_heaviest_is_left_out_of_what_goes_up(tmp_path: Path, whol
     assert (message.devices, message.samples) == (2, 50)
     (taken,) = above.take([("site", payload)], 0.0)
     assert taken.outcome == "committed"
-    site._store.close()
+    site.core.parts.store.close()
     assert goes_up(site_of(tmp_path, whole), above.announcement()) == payload

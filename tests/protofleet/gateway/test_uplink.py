@@ -16,7 +16,7 @@ from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Announcement, Message, Status
 from protofleet.contract.wire.rollout_messages import APART
-from protofleet.edge_client.settings import ClientConfig
+from protofleet.edge_client.settings import ClientSettings
 from protofleet.gateway.uplink import Uplink
 
 __all__ = ["whole"]
@@ -37,8 +37,8 @@ def test_a_gateway_says_that_the_bundle_above_does_not_fit_until_it_does(
     url: str, tmp_path: Path, whole: Bundle
 ) -> None:
     """Once for each change, as a device does: the aggregator above awaits it no more."""
-    settings = ClientConfig(bundle="", broker=url, id="site", state=str(tmp_path / "up"), fleet=FLEET)
-    uplink = Uplink(settings, whole, lambda line: None)
+    settings = ClientSettings(bundle="", broker=url, id="site", state=str(tmp_path / "up"), fleet=FLEET)
+    uplink = Uplink(settings, whole)
     foreign = Announcement(run=b"run1", round=1, phase="open", method="fedproto", bundle=b"x" * 32)
 
     with Listener(url, STATUS) as above:

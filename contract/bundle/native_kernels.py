@@ -1,0 +1,71 @@
+"""The optional wheel protofleet-kernels: whether it is here, and sessions of graphs that use its operators.
+
+A bundle may hold its training step in a form with operators of the domain `protofleet.kernels`. They come from a wheel
+that the device's owner has installed, never from a bundle or a broker. Without the wheel the form is passed over
+(docs/decisions/245).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DOMAIN", "FORM", "Kernels", "installed_kernels", "register_kernels", "runnable_forms", "uses_kernels"]
+
+DOMAIN = "protofleet.kernels"
+FORM = "kernels"  # of the training step: train_step.kernels.onnx
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The wheel as it is installed.
+
+    Attributes:
+        library: what ONNX Runtime loads.
+        loops: the set of loops that it takes on this processor.
+        sha256: of the library, in hex.
+    """
+
+    version: str
+    library: Path
+    loops: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"protofleet-kernels {self.version}, {self.loops}, sha256 {self.sha256}"
+
+
+@cache
+def installed_kernels() -> Kernels | None:
+    """The wheel, where it is installed and its library can be loaded."""
+    try:
+        wheel = importlib.import_module("protofleet_kernels")
+        return Kernels(wheel.__version__, wheel.library(), wheel.loops(), wheel.sha256())
+    except (ImportError, OSError, AttributeError):
+        return None
+
+
+def uses_kernels(graph: bytes) -> bool:
+    """Whether a graph has operators of the wheel."""
+    return DOMAIN.encode() in graph
+
+
+def register_kernels(options: Any, graph: bytes) -> None:
+    """Give a session's options the wheel's operators, if the graph has some and the wheel is here.
+
+    Raises:
+        RuntimeError: ONNX Runtime cannot load the library.
+    """
+    kernels = installed_kernels() if uses_kernels(graph) else None
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels.library))
+
+
+def runnable_forms(forms: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The further forms of a training step, without that of the wheel where it is not installed."""
+    here = installed_kernels() is not None if FORM in forms else True
+    return {name: graph for name, graph in forms.items() if here or name != FORM}

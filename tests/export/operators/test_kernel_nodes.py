@@ -1,0 +1,154 @@
+"""A training step in the operators of protofleet-kernels: what it is made of; where the wheel is, what it gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from export_samples import Device, device, make_device
+from torch import nn
+
+from protofleet.contract.bundle import native_kernels
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.bundle.native_kernels import DOMAIN, FORM, installed_kernels, runnable_forms
+from protofleet.edge_client.training.onnx_session import open_session
+from protofleet.edge_client.trials.step_forms import tried
+from protofleet.export.bundles.build import build_bundle
+from protofleet.export.bundles.bundle_graphs import export_step
+from protofleet.export.verify.verify import verify_step
+
+needs_wheel = pytest.mark.skipif(
+    installed_kernels() is None, reason="needs protofleet-kernels: pip install ./kernels, with a C++ compiler"
+)
+BASE = {"backbone": "small_cnn", "method_name": "fedproto", "labels": ["a", "b", "c"], "input_shape": (12, 12, 1)}
+
+
+def exported(dev: Device) -> onnx.ModelProto:
+    graph = export_step(dev.net, dev.preprocess, dev.plan, dev.batch, dev.input_shape, kernels=True)
+    return onnx.load_from_string(graph)
+
+
+def kinds(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+
+
+def verified(dev: Device, model: onnx.ModelProto) -> None:
+    graph = model.SerializeToString()
+    verify_step(graph, dev.net, dev.preprocess, dev.plan, dev.state, batch=dev.batch, input_shape=dev.input_shape)
+
+
+@pytest.fixture
+def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_kernels, "installed_kernels", lambda: None)
+
+
+def test_normalisation_activation_and_residual_are_one_operator():
+    """Between two convolutions nothing is left but it, and no order changes."""
+    found = kinds(exported(device("short mobilenet_v2", "fedproto")))
+    convolutions = found["Conv"]
+    assert found["BatchNorm"] == found["BatchNormGrad"] == found["ConvWeightGrad"] == convolutions
+    assert found["ConvInputGrad"] == convolutions - 1  # nobody asks for the gradient of the images
+    assert found["FromBlocks"] == 0
+    assert found["ToBlocks"] == 1  # the gradient of the mean over the last plane
+    residual = exported(device("short resnet", "fedproto"))
+    assert kinds(residual)["BatchNormAddGrad"] == 2
+    assert sum(len(node.input) == 5 for node in residual.graph.node if node.op_type == "BatchNorm") == 2
+    assert not {"Relu", "BatchNormalization"} & {n.op_type for n in residual.graph.node[5:]}
+
+
+def test_the_update_is_one_operator_for_each_trained_tensor():
+    dev = device("short mobilenet_v2", "fedproto")
+    model = exported(dev)
+    assert kinds(model)["SgdMomentum"] == len(dev.plan.names("param"))
+    assert {value.name for value in model.graph.output} == {
+        value.name for value in onnx.load_from_string(dev.graph).graph.output
+    }
+
+
+class Odd(nn.Module):
+    """What has no operator: a dilated convolution, groups of four channels, an activation that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.dilated = nn.Conv2d(16, 32, 3, padding=2, dilation=2)
+        self.grouped = nn.Conv2d(32, 32, 3, padding=1, groups=8)
+        self.norm, self.other = nn.BatchNorm2d(32), nn.BatchNorm2d(32)
+
+    def forward(self, x):
+        y = self.norm(self.grouped(self.dilated(self.first(x)).relu()))
+        z = self.other(y)
+        return (nn.functional.relu6(y) + z * nn.functional.hardswish(y)).mean(dim=(2, 3))
+
+
+@needs_wheel
+@pytest.mark.parametrize("family", ["short mobilenet_v2", "short mobilenet_v3", "short resnet", "small_cnn"])
+def test_a_step_of_the_wheels_operators_equals_torch(family: str):
+    dev = device(family, "fedproto")
+    model = exported(dev)
+    assert kinds(model)["Conv"] > 1
+    verified(dev, model)
+
+
+@needs_wheel
+def test_what_has_no_operator_is_translated_around_it():
+    dev = make_device(Odd(), 32, "fedproto", (12, 12, 3), 6)
+    model = exported(dev)
+    assert kinds(model)["Conv"] == 1
+    verified(dev, model)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    path = tmp_path_factory.mktemp("kernels") / "a.bundle"
+    build_bundle(**BASE, batch=4, for_kernels=True, out=path)
+    return read_bundle(path)
+
+
+def test_the_form_is_a_member_beside_the_portable_step(bundle: Bundle, tmp_path: Path):
+    assert set(bundle.forms) == {FORM}
+    plain = tmp_path / "plain.bundle"
+    build_bundle(**BASE, batch=4, out=plain)
+    assert read_bundle(plain).train_step == bundle.train_step
+    assert DOMAIN.encode() not in bundle.train_step
+
+
+@pytest.mark.usefixtures("_no_wheel")
+def test_without_the_wheel_nobody_looks_at_it(bundle: Bundle):
+    assert runnable_forms({**bundle.forms, "lanes16": b""}) == {"lanes16": b""}
+    assert "is not a registered function/op" in tried(bundle, FORM).failed
+
+
+@needs_wheel
+def test_a_device_with_the_wheel_finds_the_form_right(bundle: Bundle):
+    assert runnable_forms(bundle.forms) == bundle.forms
+    trial = tried(bundle, FORM)
+    assert trial.is_right
+    assert trial.error < 1e-3
+
+
+@needs_wheel
+def test_a_graph_without_its_operators_loads_no_native_code(bundle: Bundle, monkeypatch: pytest.MonkeyPatch):
+    missing = replace(installed_kernels(), library=Path("/nowhere.so"))
+    monkeypatch.setattr(native_kernels, "installed_kernels", lambda: missing)
+    open_session(bundle.train_step, "train_step.onnx", training=True)
+    with pytest.raises(Exception, match="nowhere"):
+        open_session(bundle.forms[FORM], "train_step.kernels.onnx", training=True)
+
+
+@needs_wheel
+def test_two_runs_give_the_same_bits(bundle: Bundle):
+    feeds, results = {}, []
+    for _ in range(3):
+        session, _ = open_session(bundle.forms[FORM], "form", threads=2, training=True)
+        rng = np.random.default_rng(0)
+        kinds_of = {"tensor(uint8)": np.uint8, "tensor(int64)": np.int64, "tensor(float)": np.float32}
+        for each in session.get_inputs():
+            values = rng.integers(0, 3, each.shape) if "int" in each.type else rng.random(each.shape)
+            feeds.setdefault(each.name, np.asarray(values, dtype=kinds_of[each.type]))
+        results.append(session.run(None, feeds))
+    assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
