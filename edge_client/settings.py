@@ -60,6 +60,10 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         bool | None,
         Option("Tell the aggregator how many are named right.", absent="without noise or helper"),
     ] = None
+    report_calibration: Annotated[
+        bool | None,
+        Option("Tell the aggregator how sure answers were of photos held out.", absent="without noise or helper"),
+    ] = None
     tell_drift: Annotated[
         bool | None,
         Option("Tell the aggregator how unlike earlier photos new ones are.", absent="without noise or helper"),

@@ -103,6 +103,9 @@ COMMANDS = {
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
     ),
+    "suggest": Command(
+        "protofleet.commands.suggest:suggest_command", None, "Say which photos to name next: those that teach most."
+    ),
     "learn": Command("protofleet.commands.learn:learn_command", None, "Teach a device a photo and its label."),
     "unlearn": Command("protofleet.commands.learn:unlearn_command", None, "Take a learned photo out again."),
     "model": Command(

@@ -106,6 +106,8 @@ def drift_in_words(newest: Mapping[str, Any]) -> str:
     """What a device said last of its newest photos, for a person."""
     line = f"newest {newest['samples']} photos: {WORDS['distance']} {newest['distance']:.2f}, "
     line += f"{WORDS['unlike']} {newest['unlike']:.2f}, {counted(newest['reports'], 'report')} kept"
+    if newest["moved"] is not None:
+        line += f"; {WORDS['moved']} {newest['moved']:.2f} times what chance makes of them"
     suspected = newest["suspected"]
     if suspected is None:
         return line

@@ -1,5 +1,5 @@
 """What an aggregator knows of its fleet's health: events, accuracy, drift, and what policies refuse.
 
-`events` has what happens, as values; `accuracy`, `drift` and `class_drift` sum up the devices' reports;
+`events` has what happens, as values; `accuracy`, `calibration`, `drift` and `class_drift` sum up the devices' reports;
 `policy_refusals` keeps which releases the devices' owners refuse.
 """

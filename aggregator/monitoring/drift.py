@@ -1,12 +1,14 @@
 """When a device departs from itself: its newest reports compared with its earlier ones.
 
-Devices report three numbers (`contract/drift.py`). The newest `KEPT` reports of each device stay in the store. A device
+Devices report four numbers (`contract/drift.py`). The newest `KEPT` reports of each device stay in the store. A device
 is suspected when both of its last two reports lie above what its reports before them allow, in the same figure:
 
     limit = median + 4 · max(1.4826 · median absolute deviation, floor)
 
-The floor is 5 % of the median for `distance`. For `unlike`, a share of n photos, it is the binomial deviation at n. The
-test needs `BEFORE` earlier reports.
+The floor is 5 % of the median for `distance` and `moved`. For `unlike`, a share of n photos, it is the binomial
+deviation at n. Bursts of alike photos make a few reports large in `unlike` and `moved`: there the deviation is at least
+what the largest tenth of the older reports speaks for, (90 % quantile − median) / 1.2816. The test needs `BEFORE`
+earlier reports.
 
 One bad report among many moves neither median nor deviation, two in a row are no accident, and only values above the
 usual count. A lasting change becomes usual: after some thirty reports nothing is suspected any more.
@@ -17,6 +19,7 @@ nothing more.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +35,8 @@ __all__ = ["BEFORE", "KEPT", "Departure", "DriftTable", "Suspects", "departure",
 
 BEFORE, KEPT = 8, 64
 _DEVIATIONS, _NORMAL = 4.0, 1.4826
+_RECENT = 24
+_SHARE, _AT_SHARE = 0.9, 1.2816  # a normal variable is so many deviations above its median in one case of ten
 _FLOOR = 0.05  # of the median distance
 _Deviation = Callable[[Drift, float], float]
 
@@ -48,17 +53,29 @@ class Departure:
 
 def departure(reports: Sequence[Drift]) -> Departure | None:
     """Whether the last two of a device's reports, oldest first, are unlike those before."""
-    if len(reports) < BEFORE + 2:
-        return None
-    before, last = reports[:-2], reports[-2:]
-    for figure, least in _FIGURES.items():
+    for figure, (least, is_bursty) in _FIGURES.items():
+        told = [report for report in reports if getattr(report, figure) is not None]
+        if len(told) < BEFORE + 2 or told[-1] is not reports[-1]:
+            continue
+        before, last = told[:-2], told[-2:]
         past = [getattr(report, figure) for report in before]
         usual = statistics.median(past)
         spread = _NORMAL * statistics.median(abs(value - usual) for value in past)
+        spread = max(spread, _tail(past, usual)) if is_bursty else spread
         limits = [usual + _DEVIATIONS * max(spread, least(report, usual)) for report in last]
         if all(getattr(report, figure) > limit for report, limit in zip(last, limits, strict=True)):
             return Departure(figure, getattr(last[-1], figure), usual, limits[-1])
     return None
+
+
+def _tail(past: Sequence[float], usual: float) -> float:
+    """The deviation that the largest tenth of the reports speaks for: bursts of alike photos make few, large values.
+
+    The newest `_RECENT` reports do not count, if there are enough others: they may be those of a change that lasts.
+    """
+    older = past[: max(BEFORE, len(past) - _RECENT)]
+    quantile = sorted(older)[min(math.ceil(_SHARE * len(older)), len(older) - 1)]
+    return (quantile - usual) / _AT_SHARE
 
 
 def _of_a_mean(report: Drift, usual: float) -> float:
@@ -70,7 +87,12 @@ def _of_a_share(report: Drift, usual: float) -> float:
     return float((share * (1.0 - share) / report.samples) ** 0.5)
 
 
-_FIGURES: Mapping[str, _Deviation] = {"distance": _of_a_mean, "unlike": _of_a_share}
+_FIGURES: Mapping[str, tuple[_Deviation, bool]] = {
+    "distance": (_of_a_mean, False),
+    "unlike": (_of_a_share, True),
+    "moved": (_of_a_mean, True),
+}
+"""By figure the floor of its deviation, and whether bursts of alike photos make it large."""
 
 
 class Suspects(dict[str, Departure]):
@@ -141,8 +163,8 @@ class DriftTable:
             for device, report in newer.items():
                 cursor = db.execute("SELECT 1 + coalesce(max(number), 0) FROM drift WHERE device = ?", (device,))
                 (number,) = cursor.fetchone()
-                row = (device, number, at, report.samples, report.unlike, report.distance)
-                db.execute("INSERT INTO drift VALUES (?, ?, ?, ?, ?, ?)", row)
+                row = (device, number, at, report.samples, report.unlike, report.distance, report.moved)
+                db.execute("INSERT INTO drift VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 db.execute("DELETE FROM drift WHERE device = ? AND number <= ?", (device, number - KEPT))
         judged = ((device, self.suspected.judge(device, self._reports_of(device))) for device in newer)
         return [
@@ -160,7 +182,7 @@ class DriftTable:
     def _reports_of(self, device: str) -> list[Drift]:
         with self._disk():
             rows = self._db.execute(
-                "SELECT samples, unlike, distance FROM drift WHERE device = ? ORDER BY number", (device,)
+                "SELECT samples, unlike, distance, moved FROM drift WHERE device = ? ORDER BY number", (device,)
             ).fetchall()
         return [Drift(*row) for row in rows]
 
@@ -178,6 +200,6 @@ def drift_of(db: Connection) -> dict[str, dict[str, Any]]:
 
 def _reports(db: Connection) -> Iterator[tuple[str, list[Drift]]]:
     """Devices and what they said, oldest first."""
-    rows = db.execute("SELECT device, samples, unlike, distance FROM drift ORDER BY device, number").fetchall()
+    rows = db.execute("SELECT device, samples, unlike, distance, moved FROM drift ORDER BY device, number").fetchall()
     for device, rows_of_device in groupby(rows, key=lambda row: str(row[0])):
         yield device, [Drift(*row[1:]) for row in rows_of_device]

@@ -134,6 +134,7 @@ class Parts:
         """Drop what a forgotten device has said of itself."""
         self.store.drift.forget(device)
         self.store.policies.forget(device)
+        self.store.calibration.forget(device)
         self.rollouts.forget(device)
 
     def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected | PolicyRefused]:
@@ -148,6 +149,7 @@ class Parts:
             StoreError: the disk refuses.
         """
         store = self.store
+        store.calibration.commit_heard(at)
         return [*store.drift.commit_heard(at), *store.class_drift.commit_heard(at), *store.policies.commit_heard(at)]
 
     def view(self, method: Method, **moment: Any) -> View:
@@ -208,5 +210,6 @@ class Parts:
             withheld=self.exclusions.withheld,
             epoch=self.store.epoch,
             max_samples=settings.samples_told,
+            calibration=self.store.calibration.announced,
             **of_round,
         )

@@ -109,6 +109,8 @@ class DeviceStatuses:
             self._gate.note(device, "second-process", _second(message.rival), time.time())
         if device not in self._exclusions.refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._terms.settings.max_samples)
+            most = self._terms.settings.max_samples
+            self._store.calibration.hear(device, message.calibration, max_samples=most)
             self._store.policies.hear(device, message.versions)
             self._rollouts.hear(device, message.versions)
         return message

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from protofleet.aggregator.monitoring.accuracy import fleet_accuracy
+from protofleet.aggregator.monitoring.calibration import calibration_facts
 from protofleet.aggregator.store.durable_store import KEEP_ROUNDS, OUTCOMES, Store
 from protofleet.aggregator.store.records import RoundRecord
 
@@ -83,6 +84,7 @@ class Summary:
                 "uplink_bytes": totals["uplink_bytes"],
             },
             "drifting": self._store.drift.suspected.facts(),
+            "calibration": calibration_facts(self._store.calibration.announced),
         }
 
     def _let_go(self) -> None:

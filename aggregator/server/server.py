@@ -208,6 +208,8 @@ class Server:
         self._reporter.waits(time.monotonic())
         for suspected in self._parts.departures(time.time()):
             self._listener(suspected)
+        if self._parts.store.calibration.renew(now):
+            self._announce()
         for intruder in self._parts.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 

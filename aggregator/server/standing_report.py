@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from protofleet.aggregator.monitoring.calibration import calibration_facts
 from protofleet.aggregator.store.durable_store import OUTCOMES, DurableStore
 
 __all__ = ["SCHEMA", "StandingSummary"]
@@ -43,5 +44,6 @@ class StandingSummary:
             },
             "totals": {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES},
             "drifting": self._store.drift.suspected.facts(),
+            "calibration": calibration_facts(self._store.calibration.announced),
             "classes_drifting": self._store.class_drift.suspected.facts(),
         }

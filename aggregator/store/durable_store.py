@@ -45,6 +45,7 @@ from typing import Protocol, Self
 from protofleet.aggregator.database import AnyPlace, Connection, Database, open_database, read_only, stream_rows, upsert
 from protofleet.aggregator.database import as_written as written_in
 from protofleet.aggregator.monitoring.accuracy import AccuracyReport
+from protofleet.aggregator.monitoring.calibration import CalibrationTable
 from protofleet.aggregator.monitoring.class_drift import ClassDriftTable
 from protofleet.aggregator.monitoring.drift import DriftTable
 from protofleet.aggregator.monitoring.policy_refusals import PolicyWords
@@ -99,6 +100,7 @@ class Store(Protocol):
     refused_devices: RefusedDevices
     drift: DriftTable
     class_drift: ClassDriftTable
+    calibration: CalibrationTable
     rollouts: RolloutTables
     rollback: RollbackTables
     policies: PolicyWords
@@ -188,6 +190,7 @@ class DurableStore:
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
                 self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
                 self.policies = PolicyWords(self._file)
+                self.calibration = CalibrationTable(self._file, lambda: self.run)
         except BaseException:
             self._file.close()
             raise

@@ -98,11 +98,15 @@ ALTER TABLE accuracy ADD COLUMN own_samples INTEGER;
 ALTER TABLE accuracy ADD COLUMN classes INTEGER;
 ALTER TABLE accuracy ADD COLUMN own INTEGER
 """
+_VERSION_6 = """
+CREATE TABLE calibration (device TEXT PRIMARY KEY, told_at REAL NOT NULL, report BLOB NOT NULL) WITHOUT ROWID;
+ALTER TABLE drift ADD COLUMN moved REAL
+"""
 KIND = Kind(
     "store",
     "--store",
     application_id=0x50464147,  # "PFAG"
-    steps=(_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5),
+    steps=(_VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6),
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
     writer="an aggregator",
 )

@@ -40,6 +40,7 @@ _BESIDE = (
     "accuracy",
     "refusal",
     "drift",
+    "calibration",
     "policy_word",
     "class_drift",
     "rollout_device",

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from protofleet.aggregator.database import AnyPlace, Connection, place_of, read_only
+from protofleet.aggregator.monitoring.calibration import stored_calibration
 from protofleet.aggregator.screening.outliers import Screening
 from protofleet.aggregator.store.durable_store import KIND, as_written, contributions, newest_state, screening_name
 from protofleet.contract.identity.signatures import inside
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import Contribution
 
@@ -36,6 +38,11 @@ class StoredRun:
         """The newest global state; version 0 and empty before the first round."""
         with as_written(self._path):
             return newest_state(self._db, self._run)
+
+    def calibration(self) -> AnnouncedCalibration:
+        """How scores become probabilities, as the reports of devices say; empty before there are any."""
+        with as_written(self._path):
+            return stored_calibration(self._db)
 
     def closed_rounds(self) -> list[tuple[int, str, bool]]:
         """Number and method of each closed round, in order, and whether its contributions are kept."""

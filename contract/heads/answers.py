@@ -9,7 +9,7 @@ with another way writes a class over `Answer`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,14 @@ class Answer(ABC):
     def scores(self, features: NDArray[np.float32]) -> Float64:
         """Features (N, D) to scores (N, C), higher is better; −inf for a class that is never answered."""
 
+    @property
+    def scale(self) -> float:
+        """What a difference of two scores is measured in, above 0: about the same on all devices that answer alike.
+
+        Temperatures are in this unit (`protofleet.contract.calibration`), so that one list of them does for all.
+        """
+        return 1.0
+
     def __call__(self, features: NDArray[np.float32]) -> NDArray[np.int64]:
         """Features (N, D) to class numbers (N,)."""
         return np.asarray(self.scores(features).argmax(axis=1), dtype=np.int64)
@@ -65,15 +73,30 @@ class LinearAnswer(Answer):
         bias: w (C,), −inf for a class that is never answered; None for none.
         unit: whether features are put on the unit sphere first.
         project: (D, W) the matrix that projects them after that; None for no projection.
+        length: the usual length of a feature as the head takes it; None where that is not known.
     """
 
     weight: NDArray[np.floating]
     bias: NDArray[np.floating] | None = None
     unit: bool = False
     project: NDArray[np.floating] | None = None
+    length: float | None = None
 
     def scores(self, features: NDArray[np.float32]) -> Float64:
         return linear_logits(self.prepared(features), self.weight, self.bias)
+
+    @property
+    def scale(self) -> float:
+        """The usual difference of two classes' scores of a feature in any direction: ‖w_i − w_j‖ · length / √D.
+
+        1 where no length is known: the scores of a trained head are logits already.
+        """
+        rows = self.weight if self.bias is None else self.weight[np.isfinite(self.bias)]
+        if self.length is None or len(rows) < 2:
+            return 1.0
+        apart = np.asarray(rows, dtype=np.float64) - rows.mean(axis=0, dtype=np.float64)
+        squares = 2.0 * float((apart**2).sum()) / (len(rows) - 1) / rows.shape[1]
+        return float(self.length * squares**0.5) or 1.0
 
     def prepared(self, features: NDArray[np.floating]) -> Float64:
         """Features (N, D) as the head takes them: (N, W) float64."""
@@ -111,7 +134,7 @@ def linear_answer(
     """
     if present is not None and not present.all():
         bias = np.where(present, 0.0 if bias is None else bias, -np.inf)
-    return LinearAnswer(weight, bias, unit, project)
+    return LinearAnswer(weight, bias, unit, project, 1.0 if unit else None)
 
 
 def nearest_answer(prototypes: NDArray[np.floating], present: NDArray[np.bool_], *, unit: bool = False) -> LinearAnswer:
@@ -120,4 +143,6 @@ def nearest_answer(prototypes: NDArray[np.floating], present: NDArray[np.bool_],
     −½‖z − c‖² = z·c − ½‖c‖² − ½‖z‖², and ‖z‖² is the same for every c: the nearest has the highest linear score.
     """
     centres = prototypes.astype(np.float64)
-    return linear_answer(centres, -0.5 * (centres**2).sum(axis=1), present=present, unit=unit)
+    squares = (centres**2).sum(axis=1)
+    answer = linear_answer(centres, -0.5 * squares, present=present, unit=unit)
+    return answer if unit else replace(answer, length=float(squares[present].mean() ** 0.5))

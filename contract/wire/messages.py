@@ -44,6 +44,7 @@ from protofleet.contract.sums import statistics
 from protofleet.contract.sums.fixed_point import FRACTION_BITS, LARGEST_INTEGER, FixedPoint
 from protofleet.contract.sums.plausibility import row_norms
 from protofleet.contract.sums.statistics import MAX_GROUPS, Statistic
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
 from protofleet.contract.wire.envelopes import Enrolment, Issued, Mark, Signature, Signed
 from protofleet.contract.wire.fields import (
     MAX_FLOAT,
@@ -205,6 +206,8 @@ class Announcement(Message, number=1, grows=True):
         max_samples: for gateways, the most samples that one device may claim; 0 where no bound is told.
         proof: 64 bytes: the key's signature of `issued` alone, which a device hands back as a `Mark`. Empty where
             nothing is signed.
+        calibration: how scores of answers become probabilities, from what devices report; None where no reports are
+            asked for.
     """
 
     run: Annotated[Run, Key(2)]
@@ -229,6 +232,7 @@ class Announcement(Message, number=1, grows=True):
     epoch: Annotated[Positive, Key(21, optional=True)] = 0
     max_samples: Annotated[Positive, Key(22, optional=True)] = 0
     proof: Annotated[Signature, Key(24, optional=True)] = b""
+    calibration: Annotated[AnnouncedCalibration | None, Key(26, optional=True)] = None
 
     def check_together(self) -> None:
         _require(self.bundle not in self.others, "bundles", "different ones", "one twice")
@@ -600,6 +604,8 @@ class Status(Message, number=6):
         heard: the highest announcement number that this device has heard from each key that it trusts, in the order of
             the keys' ids.
         rival: another process under the same id that this status answers: the later process leaves. None for none.
+        calibration: what its held-out photos say of the calibration of answers; None where it is told nothing, or not
+            asked.
     """
 
     online: Annotated[bool, Key(2)]
@@ -611,6 +617,7 @@ class Status(Message, number=6):
     issued: Annotated[Issued, Key(8, optional=True)] = 0
     heard: Annotated[tuple[Mark, ...], Limits(1, MAX_HEARD), Key(9, optional=True)] = ()
     rival: Annotated[Rival | None, Key(10, optional=True)] = None
+    calibration: Annotated[CalibrationReport | None, Key(11, optional=True)] = None
 
 
 def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int, width: int) -> None:

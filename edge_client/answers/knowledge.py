@@ -15,6 +15,7 @@ from protofleet.contract.bundle.bundle_file import Bundle, Manifest, read_bundle
 from protofleet.contract.errors import BundleError, UsageError
 from protofleet.contract.files.sqlite import Watch
 from protofleet.contract.wire.global_state import GlobalState
+from protofleet.edge_client.device.calibration import Known
 from protofleet.edge_client.device.left_out import LeftOut
 from protofleet.edge_client.journal.journal import FILE, Kept, read_kept
 from protofleet.edge_client.rollout.rollout_file import FILE as RECORD
@@ -24,8 +25,9 @@ from protofleet.edge_client.training.trainer import Weights, check_weights
 
 __all__ = ["Following", "Knowledge", "follow_state"]
 
-Mark = tuple[bytes, int, int, bytes, LeftOut | None]
-"""Run and version of the global state, rounds done, a bundle that came, and why the device answers by itself."""
+Mark = tuple[bytes, int, int, bytes, LeftOut | None, Known]
+"""Run and version of the global state, rounds done, a bundle that came, why the device answers by itself, and what
+probabilities follow from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,7 @@ class Knowledge:
         alone: set where a round left the device out, and its own head or the joint head is the better one on its own
             photos.
         own: the global state of that head, where the device answers by it.
+        calibration: what probabilities follow from.
     """
 
     weights: Weights = field(default_factory=dict)
@@ -50,13 +53,14 @@ class Knowledge:
     bundle: Bundle | None = None
     alone: LeftOut | None = None
     own: GlobalState | None = None
+    calibration: Known = field(default_factory=Known)
 
     @property
     def mark(self) -> Mark:
         """What differs where anything does."""
         bundle = b"" if self.bundle is None else self.bundle.sha256
         run, version = (b"", 0) if self.state is None else (self.state.run, self.state.version)
-        return run, version, self.rounds, bundle, self.alone
+        return run, version, self.rounds, bundle, self.alone, self.calibration
 
     @classmethod
     def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
@@ -98,7 +102,9 @@ class Knowledge:
         _check_kept(kept, bundle.manifest)
         left_out = kept.left_out
         alone = left_out if left_out is not None and left_out.leaves_fleet else None
-        return cls(kept.weights, kept.means, kept.state, kept.rounds, alone=alone, own=kept.own)
+        return cls(
+            kept.weights, kept.means, kept.state, kept.rounds, alone=alone, own=kept.own, calibration=kept.calibration
+        )
 
 
 class Watches(Protocol):

@@ -6,7 +6,9 @@
    no training is needed; else one over the features that all devices share.
 3. Images are decoded and brought to the bundle's shape exactly as training images are (`edge_client/data/decode.py`).
 4. The result is a score for every class, and how unlike all known classes an image is (`unknown.py`).
-5. Before each batch of answers the predictor asks whether there is something newer. The newer knowledge is prepared as
+5. Scores become probabilities by the fleet's calibration, or by the device's own (`edge_client/device/calibration.py`).
+   What the device usually sees may count in them (`class_shares.py`), as strongly as held-out photos of the fleet said.
+6. Before each batch of answers the predictor asks whether there is something newer. The newer knowledge is prepared as
    a whole, and then replaces the old. If a global state cannot be true, or a file cannot be read, all stays as it was.
 """
 
@@ -14,21 +16,26 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.calibration import Calibration
 from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import DataError, ProtofleetError, UsageError, near_names
 from protofleet.contract.heads.answers import way_in_words
 from protofleet.contract.methods import method
+from protofleet.contract.names import named
 from protofleet.contract.printable import counted
 from protofleet.contract.sums.plausibility import largest_norm
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
+from protofleet.edge_client.answers.class_shares import ClassShares
 from protofleet.edge_client.answers.knowledge import Knowledge
 from protofleet.edge_client.data.decode import Broken, check_channels, decode_all
 from protofleet.edge_client.data.npz import pixels
@@ -41,11 +48,20 @@ from protofleet.edge_client.training.local_samples import Remembered
 from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.training.trainer import Weights
 
-__all__ = ["Answers", "Predictor"]
+__all__ = ["STRENGTHS", "Answers", "NoAnswerError", "Predictor", "checked_coverage"]
 
 logger = logging.getLogger(__name__)
 
+STRENGTHS: Mapping[str, Callable[[float], float]] = MappingProxyType(
+    {"auto": lambda chosen: chosen, "own": lambda chosen: 1.0, "fleet": lambda chosen: 0.0}
+)
+"""How much the device's own class shares count, by name, of what held-out photos chose."""
+_AMOUNTS = {0.0: "nothing", 0.25: "a quarter", 0.5: "half", 0.75: "three quarters", 1.0: "fully"}
 _TOGETHER = 32  # photos that are decoded and asked about at once
+
+
+class NoAnswerError(UsageError):
+    """There is nothing to answer with yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +72,9 @@ class Answers:
         names: the labels of all C classes, in the order of the class numbers.
         scores: (N, C) float64, higher is better; −inf for a class that could not be answered. Only scores of one image
             compare: they are no probabilities.
+        probabilities: (N, C) float64; None where no held-out photos have said how scores become probabilities.
+        sets: whether a class belongs to the set of a stated coverage (N, C) bool, by `Predictor(coverage=…)`; None
+            where no coverage was asked for, or held-out photos are too few to say.
         novelty: (N,) how unlike every known class an image is (`edge_client/device/unknown.py`).
         unknown: (N,) bool, whether that is more than the threshold; False where there is none.
         version: of the global state that they rest on; 0 for none.
@@ -66,24 +85,41 @@ class Answers:
     novelty: NDArray[np.float64]
     unknown: NDArray[np.bool_]
     version: int = 0
+    probabilities: NDArray[np.float64] | None = None
+    sets: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
 
     @property
+    def _ranks(self) -> NDArray[np.float64]:
+        """By what classes are ordered: probability where there is one, since the class shares are in it."""
+        return self.scores if self.probabilities is None else self.probabilities
+
+    @property
     def classes(self) -> NDArray[np.int64]:
-        """(N,) the class number of the highest score."""
-        return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
+        """(N,) the number of the best class."""
+        return np.asarray(self._ranks.argmax(axis=1), dtype=np.int64)
 
     @property
     def labels(self) -> list[str]:
-        """The label of the highest score of each image."""
+        """The label of the best class of each image."""
         return [self.names[number] for number in self.classes]
+
+    def order(self, row: int, count: int) -> list[int]:
+        """The numbers of an image's best classes, best first; only classes that could be answered."""
+        order = np.argsort(-self._ranks[row], kind="stable")[:count]
+        return [int(number) for number in order if np.isfinite(self.scores[row, number])]
 
     def top(self, row: int, count: int = 1) -> list[tuple[str, float]]:
         """The best labels of an image with their scores, best first; only classes that could be answered."""
-        order = np.argsort(-self.scores[row], kind="stable")[:count]
-        return [(self.names[n], float(self.scores[row, n])) for n in order if np.isfinite(self.scores[row, n])]
+        return [(self.names[number], float(self.scores[row, number])) for number in self.order(row, count)]
+
+    def set_of(self, row: int) -> list[str] | None:
+        """The labels that belong to an image's set, best first; None where there are no sets."""
+        if self.sets is None:
+            return None
+        return [self.names[number] for number in self.order(row, len(self.names)) if self.sets[row, number]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +138,9 @@ class _Ready:
     extractor: Extractor
     novelty: Novelty
     version: int
+    calibration: AnnouncedCalibration | None
+    calibrated_by: str
+    counts: NDArray[np.int64] | None
 
 
 class Predictor:
@@ -115,9 +154,13 @@ class Predictor:
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say, if they do.
         providers: where the bundle's graph runs; the CPU unless one was chosen.
         newer: gives what is newer than what it gave before, or None; asked before each batch of answers.
+        answers: how much the device's own class shares count: `auto` as much as held-out photos said, `own` fully,
+            `fleet` not at all.
+        coverage: the share of images whose set is to hold the right class; None for no sets.
 
     Raises:
-        UsageError: there is no such way, or none at all; the threshold is not a number.
+        UsageError: there is no such way, or none at all; the threshold is not a number; `own` where this device's class
+            shares or a calibration are not known.
         WireError: the global state is not of this bundle's fleet.
     """
 
@@ -131,6 +174,8 @@ class Predictor:
         threshold: float | None = None,
         providers: Providers | None = None,
         newer: Callable[[], Knowledge | None] | None = None,
+        answers: str = "auto",
+        coverage: float | None = None,
     ) -> None:
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
@@ -138,9 +183,19 @@ class Predictor:
         self._first, self._shape = bundle, m.input_shape  # of the images, for good
         self._wanted, self._threads, self._providers = way, threads, providers or Providers()
         self._given_threshold = threshold
+        self._strength, self._coverage = named(STRENGTHS, answers, "--answers"), checked_coverage(coverage)
+        self._shares: ClassShares | None = None
+        self._sharing = threading.Lock()
         self._newer, self._changes = newer, Changes(logger)
         self._renewing = threading.Lock()
         self._ready = self._prepared(knowledge or Knowledge(), None)
+        if answers == "own" and (self._ready.calibration is None or self._ready.counts is None):
+            raise UsageError(
+                "--answers own",
+                expected="a device that has labels, and held-out photos of its own or of its fleet",
+                got=self.calibrated,
+                hint="--answers auto",
+            )
 
     @property
     def bundle(self) -> Bundle:
@@ -188,6 +243,19 @@ class Predictor:
         return self._ready.novelty.description
 
     @property
+    def calibrated(self) -> str:
+        """What the probabilities rest on, in words."""
+        ready = self._ready
+        if ready.calibration is None:
+            return "no probabilities: no held-out photos have said how sure these answers may be"
+        calibration = ready.calibration
+        strength = self._effective_strength(ready)
+        of_devices = f" of {counted(calibration.devices, 'device')}" if calibration.devices > 1 else ""
+        line = f"probabilities by {ready.calibrated_by} {counted(calibration.photos, 'held-out photo')}{of_devices}"
+        shares = f"what this device usually sees counts {_AMOUNTS.get(strength, f'{strength:g}')}"
+        return f"{line}; {shares}"
+
+    @property
     def threshold(self) -> float | None:
         """The novelty above which an image is unknown; None where none is."""
         return self._ready.novelty.threshold if self._given_threshold is None else self._given_threshold
@@ -221,6 +289,14 @@ class Predictor:
         Raises:
             DataError: they are of another shape or type.
         """
+        return self.with_features(images)[1]
+
+    def with_features(self, images: NDArray[Any]) -> tuple[NDArray[np.float32], Answers]:
+        """As a call, and the features (N, D) that the answers follow from.
+
+        Raises:
+            DataError: the images are of another shape or type.
+        """
         x = pixels(images[None] if images.shape == self._shape else images, "the images")
         if x.shape[1:] != self._shape:
             raise DataError("the images", expected=f"(N, {', '.join(map(str, self._shape))})", got=x.shape)
@@ -229,8 +305,45 @@ class Predictor:
         features = ready.extractor.features(x)
         novelty = ready.novelty.of(features)
         over = np.zeros(len(x), bool) if threshold is None else novelty > threshold
-        labels = ready.bundle.manifest.labels
-        return Answers(labels, ready.answering.answer.scores(features), novelty, over, ready.version)
+        labels, scores = ready.bundle.manifest.labels, ready.answering.answer.scores(features)
+        probabilities = self._probabilities(ready, scores)
+        sets = self._sets(ready, probabilities, scores)
+        return features, Answers(labels, scores, novelty, over, ready.version, probabilities, sets)
+
+    def _probabilities(self, ready: _Ready, scores: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """(N, C) of scores (N, C); what the device sees is counted on the way."""
+        if ready.calibration is None:
+            return None
+        scaled, fleet = scores / ready.answering.answer.scale, ready.calibration.calibration
+        plain = np.exp(Calibration(fleet.temperature).log_probabilities(scaled))
+        strength = self._effective_strength(ready)
+        if ready.counts is None or not strength:
+            return np.asarray(plain, dtype=np.float64)
+        with self._sharing:  # what is seen is counted in the order of the calls
+            if self._shares is None or not self._shares.is_of(ready.counts):
+                self._shares = ClassShares(ready.counts)
+            shares = self._shares.follow(plain)
+        return np.asarray(np.exp(Calibration(fleet.temperature, strength).log_probabilities(scaled, shares)))
+
+    def _effective_strength(self, ready: _Ready) -> float:
+        """How much this device's class shares count, 0 to 1; nothing where they are not known."""
+        if ready.calibration is None or ready.counts is None:
+            return 0.0
+        return self._strength(ready.calibration.strength)
+
+    def _is_as_announced(self, ready: _Ready) -> bool:
+        return ready.calibration is not None and self._effective_strength(ready) == ready.calibration.strength
+
+    def _sets(
+        self, ready: _Ready, probabilities: NDArray[np.float64] | None, scores: NDArray[np.float64]
+    ) -> NDArray[np.bool_] | None:
+        """Which classes belong to each image's set, the best always. The bins hold for the announced strength alone."""
+        bins = None if ready.calibration is None else ready.calibration.bins
+        if self._coverage is None or bins is None or probabilities is None or not self._is_as_announced(ready):
+            return None
+        sets = (probabilities >= bins.least_in_set(self._coverage)) & np.isfinite(scores)
+        sets[np.arange(len(sets)), probabilities.argmax(axis=1)] = True
+        return np.asarray(sets)
 
     def photos(
         self, files: Iterable[tuple[str, str | bytes]], together: int = _TOGETHER
@@ -303,6 +416,8 @@ class Predictor:
         answering = answers[way]
         own = answering.extractor == "local" and bool(known.weights)
         settled = replace(known, state=state)
+        found = known.calibration.of_way(way) if alone is None else None
+        counts = np.array(known.calibration.counts, np.int64)
         return _Ready(
             known=settled,
             bundle=bundle,
@@ -314,8 +429,13 @@ class Predictor:
             head_owner="the fleet's" if alone is None else alone.head_owner,
             own=own,
             extractor=self._extractor(bundle, known, params if own else None, before),
-            novelty=novelty_of(answering, known.means, by, m),
+            novelty=novelty_of(
+                answering, known.means, by, m, known.calibration.limit_of(way) if alone is None else None
+            ),
             version=0 if state is None or alone is not None else state.version,
+            calibration=None if found is None else found[0],
+            calibrated_by="" if found is None else found[1],
+            counts=counts if len(counts) == m.classes and counts.any() else None,
         )
 
     def _extractor(self, bundle: Bundle, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
@@ -328,6 +448,17 @@ class Predictor:
         return Extractor(bundle, bundle.params if own is None else own, self._threads, provider)
 
 
+def checked_coverage(coverage: float | None) -> float | None:
+    """A share of images whose set holds the right class.
+
+    Raises:
+        UsageError: it is not above 0 and below 1.
+    """
+    if coverage is not None and not 0.0 < coverage < 1.0:
+        raise UsageError("--coverage", expected="a share above 0 and below 1, such as 0.95", got=coverage)
+    return coverage
+
+
 def _share_features(one: Bundle, other: Bundle) -> bool:
     """Whether two bundles turn images into the same features."""
     return one.sha256 == other.sha256 or (
@@ -338,7 +469,14 @@ def _share_features(one: Bundle, other: Bundle) -> bool:
 def _one_by_one(answers: Answers) -> Iterator[Answers]:
     for row in range(len(answers)):
         one = slice(row, row + 1)
-        yield replace(answers, scores=answers.scores[one], novelty=answers.novelty[one], unknown=answers.unknown[one])
+        yield replace(
+            answers,
+            scores=answers.scores[one],
+            novelty=answers.novelty[one],
+            unknown=answers.unknown[one],
+            probabilities=None if answers.probabilities is None else answers.probabilities[one],
+            sets=None if answers.sets is None else answers.sets[one],
+        )
 
 
 def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str | None) -> str:
@@ -351,7 +489,7 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
     way = usual_way(answers, own, trained=trained)
     if way is not None:
         return way
-    raise UsageError(
+    raise NoAnswerError(
         "nothing to answer with",
         expected="a device that has done a round, a global state that knows a class, or a bundle with a head",
         got="none of these",

@@ -55,6 +55,7 @@ from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
 from protofleet.edge_client.data.samples import release_pages
 from protofleet.edge_client.device.answer_choice import Answering, known_answers, usual_way
+from protofleet.edge_client.device.calibration import Gathered, HeldOut
 from protofleet.edge_client.device.evaluation import (
     JOINT,
     OWN,
@@ -125,6 +126,7 @@ class Device:
 
     Attributes:
         left_out: the method of the round that the fleet left this device out of; empty where its rounds count.
+        held_out: the held-out photos as they were tested last, for the calibration of answers; None before.
         joint: the joint head, of a device that was left out: the global state of a fleet of this device and those that
             agree with it. None where the device was given none.
 
@@ -154,6 +156,7 @@ class Device:
         self._trained: dict[str, NDArray[np.float32]] = {}
         self.left_out = ""
         self.joint: GlobalState | None = None
+        self.held_out: HeldOut | None = None
         self._caution = GlobalStateCheck(self._method, bundle.manifest.hyper)
         self._trunk = FrozenTrunk(bundle, self._graphs.trunk, activations, on_batch) if bundle.manifest.cut else None
         self._on_batch = on_batch
@@ -325,6 +328,8 @@ class Device:
     def _evaluated(self, global_state: GlobalState | None, test: LocalData) -> Evaluation:
         m, state = self._manifest, self.judge(global_state).state
         known = known_answers(m, self._local(self._method), state)
+        way = usual_way(known, m.method, trained=bool(self._trained))
+        gathered = None if way is None else Gathered(way, known[way].answer, len(test), m.classes)
         own = self._own_answering(known)
         known |= {} if own is None else {OWN: own}
         joint = self._joint_answering()
@@ -333,7 +338,10 @@ class Device:
         for name in ("local", "bundle"):
             answers = {way: answering.answer for way, answering in known.items() if answering.extractor == name}
             if answers:
-                scored |= score(self._test_blocks(name, test), answers, test.y, self.own_classes)
+                scored |= score(self._test_blocks(name, test), answers, test.y, self.own_classes, gathered)
+        if gathered is not None:
+            run, version = (bytes(4), 0) if state is None else (state.run, state.version)
+            self.held_out = gathered.held_out(test.y, self._data.counts(m.classes), run, version)
         return summary(scored, self.own_classes)
 
     def _test_blocks(self, name: ExtractorName, test: LocalData) -> Iterator[tuple[slice, NDArray[np.float32]]]:

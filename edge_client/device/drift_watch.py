@@ -3,7 +3,8 @@
 1. After a contribution the present photos are compared with those that were measured before. A photo is known by a
    digest of its pixels and its class.
 2. Once `LEAST` new photos have come, their features are compared with the class means of the earlier photos.
-3. Then the new photos count as earlier ones.
+3. The class means of the new photos are compared with those of the earlier ones, too.
+4. Then the new photos count as earlier ones.
 
 The first photos are compared with nothing, and nothing is told of them.
 
@@ -20,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.contract.drift import FARTHEST, LEAST, Drift
+from protofleet.contract.drift import FARTHEST, LEAST, MOST_MOVED, Drift
 from protofleet.contract.files.atomic_files import whole_file
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.sums.statistics import class_sums
@@ -61,6 +62,28 @@ class Reference:
         """Whether it says how far photos of a class usually are from its mean."""
         return self._freedom >= LEAST
 
+    @property
+    def _usual(self) -> float:
+        """The mean squared distance of a photo to its class's mean, pooled over classes."""
+        present = self._counts > 0
+        counts, means = self._counts[present], self._sums[present] / self._counts[present, None]
+        return max(float((counts * (1.0 - (means**2).sum(axis=1))).sum()) / self._freedom, 1e-9)
+
+    def moved(self, newer: Reference) -> float | None:
+        """How far the class means of newer photos are from these, as a multiple of what chance makes of it.
+
+        A class with n photos here and m newer ones counts with h = nm / (n + m), since means of so many photos differ
+        by the usual squared distance divided by h, if nothing has changed. The result is Σ h ‖difference‖² over the
+        usual distance, divided by the number of classes. None for no class in both.
+        """
+        both = (self._counts > 0) & (newer._counts > 0)
+        if not both.any():
+            return None
+        here, there = self._counts[both].astype(np.float64), newer._counts[both].astype(np.float64)
+        apart = self._sums[both] / here[:, None] - newer._sums[both] / there[:, None]
+        weighted = float((here * there / (here + there) * (apart**2).sum(axis=1)).mean())
+        return min(weighted / self._usual, MOST_MOVED)
+
     def distances(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """Squared distances (N,) of unit features (N, D) to the nearest mean, in units of the usual distance.
 
@@ -68,9 +91,8 @@ class Reference:
         features.
         """
         present = self._counts > 0
-        counts, means = self._counts[present], self._sums[present] / self._counts[present, None]  # (K,), (K, D)
-        squares = (means**2).sum(axis=1)
-        usual = max(float((counts * (1.0 - squares)).sum()) / self._freedom, 1e-9)
+        means = self._sums[present] / self._counts[present, None]  # (K, D)
+        squares, usual = (means**2).sum(axis=1), self._usual
         nearest = (1.0 + squares - 2.0 * features @ means.T).min(axis=1)
         return np.asarray(np.clip(nearest / usual, 0.0, FARTHEST), dtype=np.float64)
 
@@ -108,12 +130,12 @@ class DriftWatch:
         reference = self._reference or self._reference_from(
             [row for row, key in enumerate(keys) if key in self._measured]
         )
-        distances = self._added(reference, new)
+        distances, moved = self._added(reference, new)
         self._reference = reference
         self._keep(set(keys))
         if distances is None or not np.isfinite(distances).all():
             return None
-        return Drift(len(new), float((distances > USUAL_THRESHOLD).mean()), float(distances.mean()))
+        return Drift(len(new), float((distances > USUAL_THRESHOLD).mean()), float(distances.mean()), moved)
 
     def _keep(self, keys: set[bytes]) -> None:
         """These photos were measured, and are still there."""
@@ -127,17 +149,19 @@ class DriftWatch:
             reference.add(features, labels)
         return reference
 
-    def _added(self, reference: Reference, rows: NDArray[np.intp]) -> NDArray[np.float64] | None:
-        """How far new photos are from the reference as it was; None where it is not usable.
+    def _added(self, reference: Reference, rows: NDArray[np.intp]) -> tuple[NDArray[np.float64] | None, float | None]:
+        """How far new photos, and their class means, are from the reference as it was; None where it is not usable.
 
         The new photos belong to the reference afterwards.
         """
         before, distances = reference.copy(), []
+        newer = Reference(self._device.classes, self._device.width)
         for features, labels in self._features(rows):
             if before.is_usable:
                 distances.append(before.distances(features))
             reference.add(features, labels)
-        return np.concatenate(distances) if distances else None
+            newer.add(features, labels)
+        return (np.concatenate(distances), before.moved(newer)) if distances else (None, None)
 
     def _features(self, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
         for features, labels in self._device.frozen_features(rows):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from protofleet.contract.accuracy import Accuracy
 from protofleet.contract.heads.answers import Answer
 from protofleet.contract.printable import counted
+from protofleet.edge_client.device.calibration import Gathered
 from protofleet.edge_client.device.left_out import is_joint_best
 from protofleet.edge_client.training.extractor import Extractor
 
@@ -158,6 +159,7 @@ def score(
     answers: Mapping[str, Answer],
     y: NDArray[np.int64],
     own: NDArray[np.bool_],
+    gathered: Gathered | None = None,
 ) -> dict[str, Scored]:
     """What each way of answering does, in one pass over the test images.
 
@@ -165,11 +167,14 @@ def score(
         blocks: which rows, and their features.
         y: (N,) their classes.
         own: (C,) which classes the device holds.
+        gathered: takes the scores of one of these ways, too.
     """
     confusion = {name: np.zeros((len(own), len(own)), np.int64) for name in answers}
     among_own, known = dict.fromkeys(answers, 0), {name: np.zeros(len(own), np.bool_) for name in answers}
     for rows, features in blocks:
         truth = y[rows]
+        if gathered is not None and gathered.way in answers:
+            gathered.add(rows, features)
         for name, answer in answers.items():
             scores = answer.scores(features)  # (n, C)
             np.add.at(confusion[name], (truth, answer(features)), 1)

@@ -7,8 +7,13 @@ spread: min_j ‖z − μ_j‖² / s_j. A member of a class has 1 on average. Th
 - For a device's own features, it comes with the device's own class means (`local_samples.py`). A class that the device
   does not hold has the mean spread of those that it holds.
 
-Without centres novelty is one minus the largest probability, softmax over the scores (Hendrycks and Gimpel, ICLR 2017).
-This measure has no threshold of its own. `benchmarks/heads/unknown.py` compares both.
+For a head over unit features, with or without centres, novelty is minus the largest score, in units of the head's own
+scale: what is like no class has no large score for any. For the nearest class mean that is the distance to it. Its
+limit comes from the device's own held-out photos, of which `KEPT` are to stay known (`calibration.py`); with fewer than
+20 of them, the centres say one where there are some.
+
+Without either, novelty is one minus the largest probability, softmax over the scores (Hendrycks and Gimpel, ICLR 2017).
+`benchmarks/heads/unknown.py` and `benchmarks/answers/novelty.py` compare them; docs/decisions/252 says what was chosen.
 """
 
 from __future__ import annotations
@@ -20,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Manifest
-from protofleet.contract.heads.answers import Answer, softmax
+from protofleet.contract.heads.answers import Answer, LinearAnswer, softmax
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.edge_client.device.answer_choice import Answering
 from protofleet.edge_client.training.local_samples import OwnMeans
 
-__all__ = ["USUAL_THRESHOLD", "CentreNovelty", "Novelty", "ScoreNovelty", "novelty_of"]
+__all__ = ["USUAL_THRESHOLD", "CentreNovelty", "LargestScoreNovelty", "Novelty", "ScoreNovelty", "novelty_of"]
 
 USUAL_THRESHOLD = 2.0  # twice a class's own mean squared distance; benchmarks/heads/unknown.py says what that keeps
 _LEAST_SPREAD = 1e-6
@@ -84,9 +89,38 @@ class ScoreNovelty(Novelty):
         return np.asarray(1.0 - softmax(self.answer.scores(features)).max(axis=1), dtype=np.float64)
 
 
-def novelty_of(answering: Answering, means: OwnMeans | None, state: GlobalState | None, manifest: Manifest) -> Novelty:
-    """The best measure that is known here for features as this way of answering takes them."""
+@dataclass(frozen=True, eq=False)
+class LargestScoreNovelty(Novelty):
+    """Minus the largest score, in units of the head's own scale.
+
+    Attributes:
+        threshold: of held-out photos; None where there are too few.
+    """
+
+    answer: Answer
+    threshold: float | None = None
+    description = "minus the largest score"
+
+    def of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.asarray(-self.answer.scores(features).max(axis=1) / self.answer.scale, dtype=np.float64)
+
+
+def novelty_of(
+    answering: Answering,
+    means: OwnMeans | None,
+    state: GlobalState | None,
+    manifest: Manifest,
+    limit: float | None = None,
+) -> Novelty:
+    """The best measure that is known here for features as this way of answering takes them.
+
+    Args:
+        limit: of the largest score's novelty, for this way of answering; None where no held-out photos say one.
+    """
     rows = {} if state is None else state.filled().rows
+    is_over_unit = answering.extractor == "bundle" and isinstance(answering.answer, LinearAnswer)
+    if is_over_unit and (limit is not None or "means" not in rows):
+        return LargestScoreNovelty(answering.answer, limit)
     if answering.extractor == "bundle" and "means" in rows:
         centres, present = rows["means"].dense(manifest.classes, manifest.features)
         return CentreNovelty(centres[present], 1.0 - (centres[present] ** 2).sum(axis=1), unit=True)

@@ -26,7 +26,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from protofleet.contract.sums.statistics import ClassMeans
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.global_state import GlobalCollector, GlobalState
 from protofleet.contract.wire.messages import MAX_ROUND, GlobalPart, Receipt
+from protofleet.edge_client.device.calibration import Known
 from protofleet.edge_client.device.left_out import LeftOut, packed_state, unpacked_state
 from protofleet.edge_client.journal.issued_marks import IssuedMarks
 from protofleet.edge_client.journal.retention import drop_old_rounds, dropped
@@ -137,6 +138,7 @@ class Kept:
         rounds: how many it has done.
         left_out: whether the fleet left its last round out, and what became of that.
         own: the own or the joint head, where the device answers by one of them (`device/left_out.py`); else None.
+        calibration: what probabilities follow from.
     """
 
     bundle: bytes
@@ -147,6 +149,7 @@ class Kept:
     rounds: int
     left_out: LeftOut | None = None
     own: GlobalState | None = None
+    calibration: Known = field(default_factory=Known)
 
 
 class Journal:
@@ -363,6 +366,20 @@ class Journal:
 
     # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def calibration(self) -> Known:
+        """What probabilities follow from, as it was kept last."""
+        with self._guard():
+            return _calibration(self._db)
+
+    def keep_calibration(self, known: Known) -> None:
+        """What probabilities follow from. It is durable on return.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('calibration', ?)", (known.written(),))
+
     def pending(self) -> list[Pending]:
         """Contributions without a final receipt, oldest first."""
         with self._guard():
@@ -528,6 +545,7 @@ def read_kept(directory: Path) -> Kept:
             rounds=_rounds_done(db),
             left_out=left_out,
             own=own,
+            calibration=_calibration(db),
         )
 
 
@@ -587,6 +605,11 @@ def _left_out(db: sqlite3.Connection) -> tuple[LeftOut | None, GlobalState | Non
     kept = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('left-out', 'own-head')").fetchall())
     left_out = LeftOut.read(kept["left-out"]) if "left-out" in kept else None
     return left_out, unpacked_state(kept["own-head"]) if "own-head" in kept else None
+
+
+def _calibration(db: sqlite3.Connection) -> Known:
+    row = db.execute("SELECT value FROM meta WHERE name = 'calibration'").fetchone()
+    return Known() if row is None else Known.read(row[0])
 
 
 def _rounds_done(db: sqlite3.Connection, method: str | None = None) -> int:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import cbor2
+
+from protofleet.contract.wire.calibration_messages import CalibrationReport
 from protofleet.contract.wire.envelopes import REFUSED
+from protofleet.contract.wire.fields import write_map
 from protofleet.contract.wire.joint_heads import JOINT
 from protofleet.contract.wire.messages import Status
 from protofleet.contract.wire.rollout_messages import APART
@@ -26,6 +30,7 @@ class Health:
     Attributes:
         accuracy: what the fleet is told of the newest round's accuracy; empty where it is told nothing.
         drift: what the fleet is told of its newest photos; empty where it is told nothing.
+        calibration: what the fleet is told of the calibration of its answers; None where it is told nothing.
         step_ms: the time of a training step; None before the first round that trains.
         samples_new: how many photos came or went since the last contribution; None where that is not told.
         refused: what the owner's policy refused last; empty for nothing.
@@ -46,6 +51,7 @@ class Health:
         self._is_private = is_private
         self.accuracy: Mapping[str, float] = {}
         self.drift: Mapping[str, float] = {}
+        self.calibration: CalibrationReport | None = None
         self._bundle: Mapping[str, str] = {}
         self.step_ms: float | None = None
         self.samples_new: int | None = None
@@ -73,6 +79,14 @@ class Health:
         new = {} if self.samples_new is None else {"samples_new": float(self.samples_new)}
         return {**self.accuracy, **self.drift, **new}
 
+    @property
+    def released(self) -> dict[str, float | str]:
+        """All of the next birth that is computed from samples: the figures, and the report on calibration in hex."""
+        if self._is_private() or self.calibration is None:
+            return dict(self.figures)
+        written = cbor2.dumps(write_map(self.calibration, "f32"))
+        return {**self.figures, "calibration_report": written.hex()}
+
     def death(self) -> Status:
         """This process is gone."""
         return Status(False, self._instance, self._boot, process_metrics.board_name())
@@ -88,4 +102,7 @@ class Health:
         versions = {**process_metrics.versions(), **self._bundle, **({"policy": self.refused} if self.refused else {})}
         versions |= {APART: self.apart} if self.apart else {}
         versions |= {JOINT: "allowed"} if self.joint_head else {}
-        return Status(True, self._instance, self._boot, process_metrics.board_name(), versions, metrics)
+        calibration = None if self._is_private() else self.calibration
+        return Status(
+            True, self._instance, self._boot, process_metrics.board_name(), versions, metrics, calibration=calibration
+        )

@@ -44,7 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 Neighbours = Literal["add-remove", "replace"]
-Figure = Literal["accuracy", "drift", "new-photos"]
+Figure = Literal["accuracy", "calibration", "drift", "new-photos"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 _KEYS_OF_EPSILON = ("epsilon", "delta")
 

@@ -77,7 +77,7 @@ class Releases:
     ) -> None:
         self.policy, self._ledger, self._fleet, self._own, self._hyper = policy, ledger, fleet, own, hyper
         self._now = now
-        self._figures: Mapping[str, float] = {}
+        self._figures: Mapping[str, float | str] = {}
         self._last, self._noised, self._missing = Cost(), False, 0
         self._journal: Journal | None = None
         delta = policy.delta if policy.delta is not None else hyper.get("delta")
@@ -342,7 +342,7 @@ class Releases:
         what: What = "sat-out" if self._mechanism(asked_method) is None else "round"
         self._record(what, asked, asked.encoding, payload, self._cost(asked_method, counts))
 
-    def figures(self, figures: Mapping[str, float]) -> None:
+    def figures(self, figures: Mapping[str, float | str]) -> None:
         """A status is about to tell these figures, which are computed from samples. It may be sent on return.
 
         Raises:

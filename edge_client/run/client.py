@@ -45,6 +45,7 @@ from protofleet.edge_client.rollout.rollout_work import RolloutWork
 from protofleet.edge_client.rounds.patience import Patience
 from protofleet.edge_client.rounds.round_follower import Task
 from protofleet.edge_client.rounds.waiting_notice import Waits
+from protofleet.edge_client.run.calibration_work import CalibrationWork
 from protofleet.edge_client.run.latest_state import KeptState
 from protofleet.edge_client.run.member import Member
 from protofleet.edge_client.run.round_work import Line, Own, RoundWork
@@ -68,11 +69,13 @@ class Figures:
         measured: figures of `profile --measure`, in every birth.
         tells_accuracy: whether its accuracy is told.
         drift: measures how unlike earlier photos new ones are; None where that is not told.
+        tells_calibration: whether the fleet is told how true its probabilities are on held-out photos.
     """
 
     measured: Mapping[str, float] = field(default_factory=dict)
     tells_accuracy: bool = False
     drift: DriftWatch | None = None
+    tells_calibration: bool = False
 
 
 class Client:
@@ -119,6 +122,7 @@ class Client:
         self._health.joint_head = releases.policy.joint_head
         line = Line(journal, member.outbox, member.follower, who.name, member.boot, member.sealed)
         self._rounds = RoundWork(own, line, manager=manager, probation=rollout.probation)
+        self._calibration = CalibrationWork(own.device, journal, tells=figures.tells_calibration)
         self._tells_new = releases.policy.allows_figure("new-photos") and not own.blinding.is_on
         self._waits = Waits()
         self._kept = KeptState(own.device, journal, member.follower, anew=rollout.probation.is_on)
@@ -132,7 +136,7 @@ class Client:
             judged=self._rounds.judged,
             joint=self._rounds.joint_part,
         )
-        member.hear(hearing, lambda: releases.figures(self._health.figures))
+        member.hear(hearing, lambda: releases.figures(self._health.released))
 
     def run(self) -> None:
         """Take part until `stopping` is set, the run is finished, or another bundle has to run (`rollout.is_over`).
@@ -212,13 +216,15 @@ class Client:
         now_s = time.monotonic()
         due = (self._outbox, self._member.presence, self._waits, self._rollout, self._member.enrolling)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(part.wait_s(now_s) for part in due)]
+        waits.append(self._calibration.wait_s(self._follower.newest_state, now_s))
         waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
 
     def _is_timed(self) -> bool:
         """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
         reports = self._follower.finished and self._rounds.unreported is not None
-        return reports or not self._member.link.idle or self._patience.is_timed
+        settles = self._until_finished and not self._calibration.is_settled(time.monotonic())
+        return reports or settles or not self._member.link.idle or self._patience.is_timed
 
     def _send(self) -> None:
         now_s, member = time.monotonic(), self._member
@@ -238,6 +244,8 @@ class Client:
         if self._kept.keep() or self._rollout.work(is_settled=not len(self._outbox)):
             return True
         self._look_for_photos()
+        if self._calibrate():
+            return True
         standing = self._follower.standing
         if standing is not None and self._stand(standing):
             return True
@@ -256,7 +264,7 @@ class Client:
         if task is not None:
             self._take_part(task)
             return True
-        return self._rounds.compare()
+        return self._rounds.compare() or self._calibration.test(self._follower.newest_state, time.monotonic())
 
     def _add_kept(self) -> None:
         """What earlier processes left to be sent, but for what the policy of this start does not allow."""
@@ -304,6 +312,16 @@ class Client:
         if self._count_new_photos():
             self._member.publish_birth()
 
+    def _calibrate(self) -> bool:
+        """Keep what probabilities follow from; whether the fleet is told something new of it."""
+        announcement = self._follower.announcement
+        announced = None if announcement is None else announcement.calibration
+        if not self._calibration.turn(announced, time.monotonic(), is_private=self._releases.is_private):
+            return False
+        self._health.calibration = self._calibration.report
+        self._member.publish_birth()
+        return True
+
     def _measure_drift(self) -> bool:
         return not self._releases.is_private and self._health.measure(self._figures.drift)
 
@@ -315,7 +333,7 @@ class Client:
 
     def _over(self) -> bool:
         done = self._follower.finished and not len(self._outbox) and self._rounds.unreported is None
-        return self._until_finished and done
+        return self._until_finished and done and self._calibration.is_settled(time.monotonic())
 
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()

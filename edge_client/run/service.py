@@ -180,6 +180,12 @@ class Service:
             if releases.warning():
                 logger.warning(releases.warning())
             tells = _tells(releases, "accuracy", _unblinded(settings, settings.report_accuracy), "--report-accuracy")
+            calibrates = _tells(
+                releases,
+                "calibration",
+                _unblinded(settings, settings.report_calibration),
+                "--report-calibration",
+            )
             drifts = _tells(releases, "drift", _unblinded(settings, settings.tell_drift), "--tell-drift")
             if test is not None and not tells and settings.report_accuracy is None:
                 logger.info(f"accuracy stays on this device: {_why_untold(releases, settings)}")
@@ -213,6 +219,7 @@ class Service:
                     measured_metrics(state, bundle.sha256, *m.extended),
                     tells_accuracy=tells and test is not None,
                     drift=DriftWatch(device, state) if drifts else None,
+                    tells_calibration=calibrates and test is not None,
                 ),
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 stopping=self._stopping,

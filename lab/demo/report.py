@@ -45,6 +45,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
         "method": row,
         "trained": _trains(summary),
         "calibrated": _calibrated(summary),
+        "reliable": bool(_bins(summary)),
         "best": best,
         "fleet": row.title if best == "federated" else "FFC",
         "won": everything[best] > everything[before],
@@ -65,6 +66,9 @@ def _charts(s: Mapping[str, Any]) -> dict[str, str]:
         "holdings": holdings(names, [device["samples_per_class"] for device in s["devices"]], labels),
         "bytes": byte_bars(_byte_rows(s)),
     }
+    if _bins(s):
+        ticks = [f"{10 * place}–{10 * place + 10} %" for place in range(10)]
+        charts["reliability"] = curves(_reliability(s), ticks, "right answers by stated probability", axis="stated")
     if _trains(s):
         ticks = [str(number) for number in range(1, s["rounds"] + 1)]
         charts["own_curve"] = curves(_lines(s, "own_classes"), ticks, "accuracy on own classes over rounds")
@@ -100,6 +104,21 @@ def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
     if _calibrated(s):
         lines.append(Line("FFC", "ffc", [s["accuracy"][part]["closing"]], first=s["rounds"] - 1))
     return lines
+
+
+def _bins(s: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    """Held-out photos by the probability of the answer; none where too few devices said so."""
+    calibration = s.get("calibration") or {}
+    return calibration.get("bins") or []
+
+
+def _reliability(s: Mapping[str, Any]) -> list[Line]:
+    """The share of right answers in each bin, beside the mean probability that was stated; a gap where no photo is."""
+    bins = _bins(s)
+    return [
+        Line("as stated", "local", [b["expected"] / b["photos"] if b["photos"] else None for b in bins], dashed=True),
+        Line("right", "fed", [b["right"] / b["photos"] if b["photos"] else None for b in bins]),
+    ]
 
 
 def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:

@@ -87,6 +87,7 @@ def summarise_run(
             "committed": evidence.aggregate["totals"]["committed"],
             "duplicates_refused": evidence.aggregate["totals"]["duplicates"],
         },
+        "calibration": evidence.aggregate["calibration"],
         "closing_vs_pooled_ridge": None
         if pooled is None
         else {

@@ -31,6 +31,7 @@ from protofleet.contract.identity.signatures import inside
 from protofleet.contract.methods import method
 from protofleet.contract.methods.base import Merged
 from protofleet.contract.printable import counted
+from protofleet.contract.sums.statistics import Statistic
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.global_state import GlobalCollector, GlobalState, least_limit_bytes
 from protofleet.contract.wire.messages import Announcement, Contribution, GlobalPart
@@ -211,13 +212,28 @@ class FrozenFleet:
             device = Device(bundle, share, f"device-{number + 1}", graphs=GivenGraphs(bundle), secret=secret)
             yield encode(device.run_round(announced, None).contribution, announced.encoding)
 
-    def _right(self, rung: Rung, merged: Merged) -> dict[str, Right]:
-        """The right answers of devices with the merged result, by way of answering."""
+    def answers(self, rung: Rung) -> dict[str, Answer]:
+        """Run one round; how devices answer with its result, by way of answering. No device is left out."""
+        bundle = rung.of_bundle(self._bundle)
+        m = bundle.manifest
+        width = rung.method.row_width(rung.hyper, m.features)
+
+        def statistics() -> Iterator[Statistic]:
+            sent = (_contribution(payload) for payload in self._payloads(bundle, rung))
+            return (one.statistic(rung.method.statistic, m.classes, width) for one in sent if one.samples)
+
+        return self._answers(rung, rung.method.merge(statistics, "mean", rung.hyper))
+
+    def _answers(self, rung: Rung, merged: Merged) -> dict[str, Answer]:
+        """How devices answer with the merged result, by way of answering."""
         m = self._bundle.manifest
         first = GlobalState(self._run, 0, 0)
         state = _travelled(next_global(first, rung.method, merged, round=1, hyper=rung.hyper))
-        answers = rung.method.shared_answers(state, m.classes, m.features, rung.hyper)
-        return {way: self.right(answer) for way, answer in answers.items()}
+        return rung.method.shared_answers(state, m.classes, m.features, rung.hyper)
+
+    def _right(self, rung: Rung, merged: Merged) -> dict[str, Right]:
+        """The right answers of devices with the merged result, by way of answering."""
+        return {way: self.right(answer) for way, answer in self._answers(rung, merged).items()}
 
 
 def shipped_head(bundle: Bundle) -> Answer | None:

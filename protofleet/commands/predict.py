@@ -25,12 +25,13 @@ from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
+from protofleet.contract.names import known
 from protofleet.contract.printable import printable
 from protofleet.contract.settings.command_line import command_of
 from protofleet.contract.settings.common import LogSettings
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.answers.answer_publisher import Target
-from protofleet.edge_client.answers.predictor import Answers
+from protofleet.edge_client.answers.predictor import STRENGTHS, Answers, checked_coverage
 from protofleet.edge_client.cameras.camera import Reader, read_crop
 from protofleet.edge_client.cameras.photo_watch import new_files
 from protofleet.edge_client.cameras.sources import CAMERA_HELP, camera_of, pictures_of
@@ -55,6 +56,14 @@ def _every(label: str, value: str | float) -> float:
     if not 0.01 <= every_s <= 86_400:
         raise UsageError(label, expected="0.01s to 1d", got=value)
     return every_s
+
+
+def _answers(label: str, value: str) -> str:
+    return known(STRENGTHS, value, label)
+
+
+def _coverage(label: str, value: float) -> float:
+    return checked_coverage(value) or value
 
 
 def _crop(label: str, value: str) -> str:
@@ -84,6 +93,17 @@ class PredictSettings(LogSettings, command="predict"):
         str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")
     ] = None
     way: Annotated[str | None, Option("The way of answering.", absent="the method's own")] = None
+    answers: Annotated[
+        str,
+        Option(
+            "How much this device's own class shares count: auto (as held-out photos said), own (fully) or fleet.",
+            check=_answers,
+        ),
+    ] = "auto"
+    coverage: Annotated[
+        float | None,
+        Option("Name a set of classes that holds the right one for this share of photos: 0.95.", check=_coverage),
+    ] = None
     known: Annotated[str | None, Option("Labelled photos of known classes: 95 % of them are to be known.")] = None
     unknown_above: Annotated[float | None, Option("Novelty above which a photo is unknown.")] = None
     threads: Annotated[int, Option("Threads for a network's run.", low=1, high=256)] = 1
@@ -126,6 +146,8 @@ def predict_command(settings: PredictSettings) -> None:
         threads=settings.threads,
         threshold=settings.unknown_above,
         provider=settings.provider,
+        answers=settings.answers,
+        coverage=settings.coverage,
         follow=settings.follow or camera is not None,
     )
     tell(predictor)
@@ -170,6 +192,7 @@ def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
     limit += "; --known PHOTOS makes a limit of yours" if is_default else ""
     logger.info(f"answers by {predictor.way_in_words}, on {predictor.basis}; novelty: {predictor.measure}, {limit}")
+    logger.info(predictor.calibrated)
     others = _others(predictor.ways, state)
     if others:
         logger.info(others)
@@ -231,5 +254,11 @@ def _asked_about_camera(
 def _line(name: str, answer: Answers | Broken, top: int) -> str:
     if isinstance(answer, Broken):
         return f"{name}: cannot be read ({answer.why})"
-    best = "  ".join(f"{label} {score:.3f}" for label, score in answer.top(0, top))
-    return f"{name}: {'unknown, nearest ' if answer.unknown[0] else ''}{best}"
+    if answer.probabilities is None:
+        best = "  ".join(f"{label} {score:.3f}" for label, score in answer.top(0, top))
+    else:
+        found = answer.probabilities[0]
+        best = "  ".join(f"{answer.names[number]} {found[number]:.0%}" for number in answer.order(0, top))
+    members = answer.set_of(0)
+    one_of = "" if members is None else f"  one of: {', '.join(members)}"
+    return f"{name}: {'unknown, nearest ' if answer.unknown[0] else ''}{best}{one_of}"

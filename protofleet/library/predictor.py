@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import UsageError
-from protofleet.contract.wire.global_state import GlobalState
 from protofleet.edge_client.answers import predictor
 from protofleet.edge_client.answers.knowledge import Following, Knowledge, follow_state
 from protofleet.edge_client.data.learned import LearnedFile, Outcome, example_of
@@ -41,6 +40,9 @@ class Predictor(predictor.Predictor):
         threshold: an image with a larger novelty is unknown. None: the limit that the fleet's statistics give.
         provider: where the graph runs: auto, cpu, xnnpack, cuda or tensorrt. `auto` takes the fastest of
             those that were tried with this bundle. The state directory keeps the result.
+        answers: how much this device's own class shares count: `auto` as much as held-out photos of the fleet said,
+            `own` fully, `fleet` not at all.
+        coverage: the share of images whose set of classes is to hold the right one (`Answers.set_of`). None: no sets.
         follow: before each batch of answers, load what the client of the state directory or the aggregator of the
             store has learned since.
 
@@ -51,6 +53,7 @@ class Predictor(predictor.Predictor):
         ProtofleetError: no state, another bundle, or nothing to answer with. One line says what to do.
     """
 
+    # arguments: a program's `predict`: by name, with the defaults of the command
     def __init__(
         self,
         source: Source,
@@ -62,6 +65,8 @@ class Predictor(predictor.Predictor):
         threads: int = 1,
         threshold: float | None = None,
         provider: str = "auto",
+        answers: str = "auto",
+        coverage: float | None = None,
         follow: bool = True,
     ) -> None:
         loaded, known, path = _read(Path(source), None if bundle is None else Path(bundle))
@@ -70,12 +75,13 @@ class Predictor(predictor.Predictor):
             self.solved = _solved(store, loaded, solve, way)
             known, way = replace(known, state=self.solved.state, alone=None), self.solved.method.way
         elif store is not None:
-            known = replace(known, state=_state_of(store, loaded), alone=None, own=None)
+            known = _with_store(known, store, loaded)
         state = Path(source) if Path(source).is_dir() else None
         providers = choose_providers(loaded, path, wanted=provider, threads=threads, state=state)
         self.runs_on = providers.choice.line
         newer = _newer(state, store, loaded, known) if follow and not solve else None
         options: dict[str, Any] = {"way": way, "threads": threads, "threshold": threshold, "providers": providers}
+        options |= {"answers": answers, "coverage": coverage}
         super().__init__(loaded, known, newer=newer, **options)
         self._state = state
 
@@ -131,22 +137,23 @@ def _newer(
     if store is not None:
         from protofleet.aggregator.database import watch
 
-        return Following(watch(store), lambda: replace(known, state=_state_of(store, bundle)), known)
+        return Following(watch(store), lambda: _with_store(known, store, bundle), known)
     return None if state is None else follow_state(state, bundle, known)
 
 
-def _state_of(store: Source, bundle: Bundle) -> GlobalState:
-    """The newest global state of a store.
+def _with_store(known: Knowledge, store: Source, bundle: Bundle) -> Knowledge:
+    """What is known, with the newest global state of a store, and the calibration that its devices' reports give.
 
     Raises:
         UsageError: it is of another bundle.
         StoreError: it cannot be read.
     """
-    from protofleet.aggregator.store.stored_run import read_state
+    from protofleet.aggregator.store.stored_run import stored_run
 
-    identity, state = read_state(store)
-    _check_identity(identity, store, bundle)
-    return state
+    with stored_run(store) as run:
+        _check_identity(run.bundle, store, bundle)
+        calibration = replace(known.calibration, fleet=run.calibration())
+        return replace(known, state=run.state(), alone=None, own=None, calibration=calibration)
 
 
 def _solved(store: Source | None, bundle: Bundle, given: Mapping[str, object], way: str | None) -> SolvedAgain:

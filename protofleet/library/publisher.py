@@ -77,11 +77,20 @@ def facts(name: str, answer: Answers | Broken, top: int) -> dict[str, Any]:
     about: dict[str, Any] = {"schema": SCHEMA, "photo": name}
     if isinstance(answer, Broken):
         return about | {"error": answer.why}
-    best = [{"label": label, "score": score} for label, score in answer.top(0, top)]
-    return about | {
-        "label": None if answer.unknown[0] else answer.labels[0],
-        "unknown": bool(answer.unknown[0]),
-        "novelty": float(answer.novelty[0]),
-        "global_version": answer.version,
-        "top": best,
-    }
+    best: list[dict[str, Any]] = []
+    for number in answer.order(0, top):
+        probability = None if answer.probabilities is None else float(answer.probabilities[0, number])
+        score = float(answer.scores[0, number])
+        best.append({"label": answer.names[number], "score": score, "probability": probability})
+    return (
+        about
+        | {
+            "label": None if answer.unknown[0] else answer.labels[0],
+            "unknown": bool(answer.unknown[0]),
+            "probability": best[0]["probability"] if best else None,
+            "novelty": float(answer.novelty[0]),
+            "global_version": answer.version,
+            "top": best,
+        }
+        | ({} if answer.sets is None else {"set": answer.set_of(0)})
+    )

@@ -47,7 +47,7 @@ def journal_of(folder: Path) -> Journal:
 
 
 def test_there_are_files_of_every_version_since_0_2_and_no_others() -> None:
-    assert VERSIONS == ["v2", "v3", "v4", "v5"]
+    assert VERSIONS == ["v2", "v3", "v4", "v5", "v6"]
     for version in VERSIONS:
         names = {path.name for path in (FILES / version).iterdir()}
         later = set() if version == "v2" else {"rollout.sqlite", "ledger.sqlite"}
@@ -190,7 +190,7 @@ def test_what_0_1_wrote_is_refused_in_one_line_each(tmp_path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.close()
     with pytest.raises(
-        UsageError, match=r"expected a store of versions 2 to 5, got one of Protofleet 0.1, try another --store"
+        UsageError, match=r"expected a store of versions 2 to 6, got one of Protofleet 0.1, try another --store"
     ):
         DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
     with pytest.raises(
@@ -209,3 +209,16 @@ def test_a_manifest_of_later_keeps_what_it_says_in_its_hash(tmp_path: Path) -> N
     after = read_bundle(forge(tmp_path / "b.bundle", energy_mj=3))
     assert msgspec.structs.asdict(after.manifest) == msgspec.structs.asdict(before.manifest)
     assert after.sha256 != before.sha256
+
+
+@versions
+def test_the_calibration_of_answers_goes_on_from_version_6(files: Path, version: str) -> None:
+    """Versions before had none: nothing is known."""
+    has_none = version in ("v2", "v3", "v4", "v5")
+    for _ in range(2):
+        with DurableStore(files / "store.sqlite", BUNDLE, "fleet") as store, journal_of(files) as journal:
+            assert (store.calibration.announced.way, store.calibration.announced.photos) == (
+                ("", 0) if has_none else ("linear", 30)
+            )
+            known = journal.calibration()
+            assert (known.counts, known.fleet.strength) == (((), 0.0) if has_none else ((3, 0, 2), 0.75))

@@ -13,6 +13,7 @@ from protofleet.contract.identity.signatures import Signer, enrolment_of
 from protofleet.contract.methods import method
 from protofleet.contract.privacy.blinding import share_digest
 from protofleet.contract.sums.statistics import MAX_FIELDS
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import (
     MAX_KIND,
@@ -41,6 +42,8 @@ ENCODINGS = ("f64", "f32", "f16", "int8", "int32")
 U32 = st.integers(1, 2**32 - 1)
 SIGNER = Signer(bytes(range(32)))
 RUN = st.binary(min_size=4, max_size=4)
+_SURPRISE = np.arange(115, dtype="<u2").tobytes()
+_COUNTS = np.array([30, *[0] * 19, *[3] * 10, *[2] * 10, *[1_500] * 10], "<u4").tobytes()
 METHOD = st.text(min_size=1, max_size=32)
 
 
@@ -98,6 +101,40 @@ offers = st.builds(
     fraction=st.floats(0, 1, exclude_min=True),
     fleet=st.just("") | st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True),
 )
+temperatures = st.floats(0, 1e6, exclude_min=True)
+strengths = st.floats(0, 1)
+surprises = st.lists(st.integers(0, 20 * 1024), min_size=115, max_size=115).map(lambda n: np.array(n, "<u2").tobytes())
+
+
+@st.composite
+def bins(draw: st.DrawFn, photos: int | None = None) -> bytes:
+    """Counts of held-out photos, as they travel."""
+    total = draw(st.integers(1, 60)) if photos is None else photos
+    places = [draw(st.lists(st.integers(0, width - 1), min_size=total, max_size=total)) for width in (20, 10)]
+    true, answered = (np.bincount(found, minlength=width) for found, width in zip(places, (20, 10), strict=True))
+    right = np.minimum(draw(st.lists(st.integers(0, 60), min_size=10, max_size=10)), answered)
+    return np.concatenate([true, answered, right, 500 * answered]).astype("<u4").tobytes()
+
+
+@st.composite
+def calibration_reports(draw: st.DrawFn) -> CalibrationReport:
+    photos = draw(st.integers(1, 60))
+    counts = draw(st.just(b"") | bins(photos))
+    own = draw(temperatures), draw(strengths)
+    return CalibrationReport(
+        draw(RUN), draw(st.integers(0, 2**32 - 1)), draw(METHOD), photos, draw(surprises), *own, counts
+    )
+
+
+announced_calibrations = st.builds(
+    AnnouncedCalibration,
+    way=st.just("") | METHOD,
+    temperature=temperatures,
+    strength=strengths,
+    photos=st.integers(0, 2**32 - 1),
+    devices=st.integers(0, 2**32 - 1),
+    counts=st.just(b"") | bins(),
+)
 announcements = st.builds(
     Announcement,
     run=RUN,
@@ -125,6 +162,7 @@ announcements = st.builds(
     epoch=st.integers(0, 2**32 - 1),
     max_samples=st.integers(0, 2**32 - 1),
     proof=st.just(b"") | st.binary(min_size=64, max_size=64),
+    calibration=st.none() | announced_calibrations,
 )
 marks = st.builds(
     Mark, st.binary(min_size=8, max_size=8), st.integers(1, 2**63 - 1), st.binary(min_size=64, max_size=64)
@@ -160,6 +198,7 @@ statuses = st.builds(
         boot=st.integers(0, 2**32 - 1),
         board=st.text(max_size=200),
     ),
+    calibration=st.none() | calibration_reports(),
 )
 requests = st.builds(
     Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
@@ -280,6 +319,14 @@ def readable_messages() -> dict[str, Message]:
         "announcement-helper": Announcement(
             run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
         ),
+        "announcement-calibration": Announcement(
+            run,
+            7,
+            "open",
+            "ffc",
+            bundle,
+            calibration=AnnouncedCalibration("linear", 0.5, 0.75, 30, 2, _COUNTS),
+        ),
         "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
         "announcement-max-samples": Announcement(run, 7, "open", "fedproto", bundle, max_samples=1_000_000),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
@@ -336,6 +383,12 @@ def readable_messages() -> dict[str, Message]:
         ),
         "status-issued": Status(True, bytes(range(8)), 3, issued=1_795_000_000_000),
         "status-rival": Status(True, bytes(range(8)), 3, rival=Rival(b"newcomer", 90, 4, "Raspberry Pi 4")),
+        "status-calibration": Status(
+            True,
+            bytes(range(8)),
+            3,
+            calibration=CalibrationReport(run, 4, "linear", 30, _SURPRISE, 0.5, 1.0, _COUNTS),
+        ),
         "status-heard": Status(
             True, bytes(range(8)), 3, issued=7, heard=(Mark(b"key-id-1", 1_795_000_000_000, bytes(64)),)
         ),

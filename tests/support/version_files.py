@@ -1,4 +1,4 @@
-"""Sample files of the present version, as `tests/files/v5` holds them: `python tests/support/version_files.py FOLDER`.
+"""Sample files of the present version, as `tests/files/v6` holds them: `python tests/support/version_files.py FOLDER`.
 
 Run it only for a version that is not released yet; a released version's files are never written again.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -22,9 +23,11 @@ from protofleet.aggregator.store.rollout_tables import give_rollout
 from protofleet.aggregator.store.standing_tables import Stands
 from protofleet.contract.bundle.bundle_file import read_bundle, write_bundle
 from protofleet.contract.drift import Drift
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows, Receipt
+from protofleet.edge_client.device.calibration import Known
 from protofleet.edge_client.journal.journal import Journal
 from protofleet.edge_client.privacy.elapsed_time import Moment
 from protofleet.edge_client.privacy.ledger import Cost, Entry, Ledger, Terms
@@ -66,6 +69,9 @@ def _store(path: Path) -> None:
         store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
         store.drift.hear("a", Drift(20, 0.05, 1.25).metrics(), max_samples=100)
         store.drift.commit_heard(109.5)
+        told = readable_messages()["status-calibration"].calibration
+        store.calibration.hear("a", replace(told, run=store.run), max_samples=100)
+        store.calibration.commit_heard(109.5)
         store.class_drift.hear("a", [Moved(1, 20, 1.5)], ("cat", "dog"))
         store.class_drift.commit_heard(109.5)
         store.orders.done(store.orders.next_order(), 110.0, "done", 4, 5)
@@ -83,6 +89,7 @@ def _journal(state: Path) -> None:
             weights = {"backbone.weight": np.full((2, 3), number, np.float32)}
             key, payload = (RUN, number, "fedproto"), b"payload %d" % number
             journal.commit_round(key, weights=weights, payload=payload, limit_bytes=1024, metrics={"loss": 0.5})
+        journal.keep_calibration(Known((3, 0, 2), AnnouncedCalibration("prototype", 0.5, 0.75, 30, 2)))
         journal.record_receipt(Receipt(RUN, 1, "fedproto", "committed"), 9)
         journal.standing.commit((STOOD, 3, "ncm"), samples=b"k" * 36, payload=b"sums", limit_bytes=1024, metrics={})
 

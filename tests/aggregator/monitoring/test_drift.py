@@ -79,9 +79,37 @@ def test_too_short_a_history_suspects_nobody_and_what_lasts_becomes_usual() -> N
     assert departure([*mixed, *[Drift(30, 0.0, 3.0)] * 2]) is not None  # the last two are no part of what is usual
 
 
+def test_class_means_that_moved_are_found_where_photos_are_as_near_as_usual() -> None:
+    history = [Drift(30, 0.0, 1.0, moved) for moved in (1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 1.1, 1.0, 0.9, 1.2)]
+    assert departure([*history, Drift(30, 0.0, 1.0, 4.0)]) is None  # one is no drift
+    found = departure([*history, *[Drift(30, 0.0, 1.0, 4.0)] * 2])
+    assert found is not None
+    assert (found.figure, found.now, found.usual) == ("moved", 4.0, 1.0)
+    assert departure([*history, *[Drift(30, 0.0, 1.0)] * 2]) is None  # not told any more
+    older = [Drift(30, 0.0, 1.0)] * 20  # of a release that did not tell it
+    assert departure([*older, *[Drift(30, 0.0, 1.0, 4.0)] * 2]) is None
+    assert departure([*older, *history, *[Drift(30, 0.0, 1.0, 4.0)] * 2]) is not None
+
+
+def test_a_device_of_bursts_is_not_suspected_for_a_burst() -> None:
+    history = [Drift(30, 0.0, 1.0, value) for value in (2.0, 3.0, 2.0, 2.0, 9.0, 2.0, 3.0, 2.0) * 8]
+    assert all(departure([*history[:last], *[Drift(30, 0.0, 1.0, 9.0)] * 2]) is None for last in range(8, 64))
+    assert departure([*history[:40], *[Drift(30, 0.0, 1.0, 60.0)] * 2]) is not None
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"samples": 19.0}, {"samples": 20.5}, {"samples": 1e9}, {"unlike": 1.1}, {"unlike": -0.1}, {"distance": 10.1}],
+    [
+        {"moved": -0.1},
+        {"moved": 1e4},
+        {"moved": float("nan")},
+        {"samples": 19.0},
+        {"samples": 20.5},
+        {"samples": 1e9},
+        {"unlike": 1.1},
+        {"unlike": -0.1},
+        {"distance": 10.1},
+    ],
 )
 def test_what_cannot_be_true_is_not_heard(wrong: dict[str, float]) -> None:
     metrics = Drift(20, 0.5, 1.0).metrics()
@@ -129,7 +157,14 @@ def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(
     listed = run("fleet", "list", "--store", path, "--json", tmp_path / "list.json").stdout
     assert "1.50, usually 1.00" in listed
     devices = {d["device"]: d["drift"] for d in json.loads((tmp_path / "list.json").read_text())["devices"]}
-    assert devices["b"] == {"reports": KEPT, "samples": 97, "unlike": 0.05, "distance": 1.0, "suspected": None}
+    assert devices["b"] == {
+        "reports": KEPT,
+        "samples": 97,
+        "unlike": 0.05,
+        "distance": 1.0,
+        "moved": None,
+        "suspected": None,
+    }
     give(path, "forget", "a", "me")
     steps(core, 2.0)
     assert says("a", Drift(23, 0.06, 1.5)) == []  # refused
@@ -199,7 +234,7 @@ def test_reports_that_no_aggregator_wrote_are_one_line(tmp_path: Path, row: str)
     DurableStore(path, BUNDLE, "fleet").close()
     with closing(sqlite3.connect(path)) as db:
         for number in range(BEFORE + 2):
-            db.execute(f"INSERT INTO drift VALUES ({row.format(n=number)})")
+            db.execute(f"INSERT INTO drift VALUES ({row.format(n=number)}, NULL)")
         db.commit()
     for words in (("list",), ("show", "q"), ("log",)):
         assert "expected what an aggregator writes" in one_error_line(run("fleet", *words, "--store", path))

@@ -127,7 +127,7 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE t (x)")
     other.close()
-    with pytest.raises(UsageError, match="a store of versions 2 to 5, got another file"):
+    with pytest.raises(UsageError, match="a store of versions 2 to 6, got another file"):
         DurableStore(tmp_path / "other", BUNDLE, "fleet")
     with pytest.raises(StoreError, match="got No such file or directory"):
         DurableStore(tmp_path / "missing" / "s", BUNDLE, "fleet")

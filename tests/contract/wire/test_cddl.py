@@ -110,11 +110,13 @@ OPTIONAL = {
     ("announcement-offer-fleet", 17),
     ("announcement-epoch", 21),
     ("announcement-max-samples", 22),
+    ("announcement-calibration", 26),
     ("status-issued", 8),
     ("announcement-proof", 19),
     ("announcement-proof", 24),
     ("status-heard", 8),
     ("status-rival", 10),
+    ("status-calibration", 11),
     ("status-heard", 9),
 }
 
@@ -217,7 +219,7 @@ BULK = {
     "opened": {"sum-words"},  # the helper sends it to the aggregator
     "sealed-seed": set(),
 }
-DOWNLINK = {"announcement", "helper-terms", "offer", "global-part", "receipt", "piece"}
+DOWNLINK = {"announcement", "announced-calibration", "helper-terms", "offer", "global-part", "receipt", "piece"}
 SMALL_BYTES = 8192  # a receipt's bitmap of missing chunks, sent by the aggregator to one device
 SMALL_TEXT = 800
 SMALL_ENTRIES = 32

@@ -17,6 +17,7 @@ from contract_samples import ENCODINGS, readable_messages
 from protofleet import contract
 from protofleet.contract.errors import WireError
 from protofleet.contract.wire import tensors
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.fields import (
     MAX_FLOAT,
@@ -36,7 +37,8 @@ from protofleet.contract.wire.messages import Announcement, HelperTerms, Mark, O
 from tests.contract.wire.test_cddl import CDDL, RULES, TYPES
 from tests.contract.wire.test_hostile import VALID
 
-PARTS: list[type[Part]] = [*Message.by_number.values(), HelperTerms, Mark, Offer, Rival]
+WITHIN: list[type[Part]] = [HelperTerms, Mark, Offer, Rival, AnnouncedCalibration, CalibrationReport]
+PARTS: list[type[Part]] = [*Message.by_number.values(), *WITHIN]
 ARRAYS = {
     id(tensors.CLASS_NUMBERS): ["class-numbers"],
     id(tensors.RISING_CLASSES): ["class-numbers"],
@@ -171,7 +173,7 @@ def test_every_map_of_the_file_has_a_table() -> None:
         (Message.by_number[3], "    18: seed-bytes ", "    18: sha256 "),
         (Message.by_number[6], "{ 0*32 entry-name => float", "{ 0*33 entry-name => float"),
         (Message.by_number[6], "{ 1*4 key-id => mark }", "{ 1*4 run => mark }"),
-        (Message.by_number[6], "  ? 10: rival ", "  ? 10: mark "),
+        (Message.by_number[6], "  ? 10: rival,", "  ? 10: mark,"),
     ],
 )
 def test_a_line_that_says_otherwise_is_found(part: type[Part], old: str, new: str) -> None:

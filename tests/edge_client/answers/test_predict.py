@@ -169,8 +169,21 @@ def test_the_fleets_head_answers_the_same_on_a_device_and_anywhere_else(trained:
     assert np.mean(answers.classes == trained.y) > 0.6  # devices held three classes each
 
 
-def test_class_means_answer_and_say_what_is_unknown_from_their_own_lengths(frozen: Finished) -> None:
+def test_class_means_say_what_is_unknown_by_a_limit_from_held_out_photos(frozen: Finished) -> None:
     predictor = protofleet.Predictor(frozen.state())
+    kept, found = read_kept(frozen.state()), read_bundle(frozen.bundle)
+    assert (predictor.way, predictor.threshold) == ("class_mean", kept.calibration.limit)
+    answers = predictor(frozen.x)  # it was tested on these
+    assert answers.unknown.mean() <= 0.05
+    means = kept.state.rows["means"].dense(CLASSES, found.manifest.features)[0]
+    z = unit_rows(Extractor(found, found.params).features(frozen.x).astype(np.float64))
+    apart = np.min([[(f - mu) @ (f - mu) for mu in means] for f in z], axis=1)
+    scale = predictor.answering.answer.scale
+    np.testing.assert_allclose(answers.novelty, (apart - 1.0) / (2.0 * scale), rtol=1e-4)
+
+
+def test_class_means_say_what_is_unknown_from_their_own_lengths_where_no_photos_are_held_out(frozen: Finished) -> None:
+    predictor = protofleet.Predictor(frozen.bundle, store=frozen.store)
     assert (predictor.way, predictor.threshold) == ("class_mean", 2.0)
     answers = predictor(frozen.x)
     kept, found = read_kept(frozen.state()), read_bundle(frozen.bundle)
@@ -216,7 +229,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
         protofleet.Predictor(tmp_path)
     shutil.copytree(trained.state(), tmp_path / "moved")
-    with pytest.raises(error, match=r"store .*expected a store of version 5, got another file"):
+    with pytest.raises(error, match=r"store .*expected a store of version 6, got another file"):
         protofleet.Predictor(trained.bundle, store=tmp_path / "moved" / "journal.sqlite")
 
 
@@ -506,6 +519,8 @@ def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answer
     assert "--way takes one of prototype, head, linear" in run("predict", trained.photos / "00.png", *elsewhere)[1]
     said = run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
     assert "--way" not in said
+    assert re.search(r"minus the largest score, unknown above -[0-9.]+; --known PHOTOS makes a limit of yours", said)
+    said = run("predict", frozen.photos / "00.png", "--bundle", frozen.bundle, "--store", frozen.store)[1]
     assert "unknown above 2; --known PHOTOS makes a limit of yours" in said
     assert "--known" not in run("predict", frozen.photos / "00.png", "--state", frozen.state(), "--unknown-above", 3)[1]
 

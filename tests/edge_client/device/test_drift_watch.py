@@ -135,7 +135,12 @@ def test_the_status_carries_it_where_the_device_may_say_it(bundle: Bundle, tmp_p
     assert health.measure(watch)
     health.accuracy, health.step_ms, health.samples_new = {f"accuracy_{n}": 0.5 for n in range(7)}, 1.0, 3
     told = health.birth().metrics
-    assert {name for name in told if "drift" in name} == {"drift_samples", "drift_unlike", "drift_distance"}
+    assert {name for name in told if "drift" in name} == {
+        "drift_samples",
+        "drift_unlike",
+        "drift_distance",
+        "drift_moved",
+    }
     assert len(told) <= 32
 
 
@@ -172,3 +177,31 @@ def test_a_running_client_says_it_after_the_contribution_that_holds_new_photos(
         service.stop()
         running.join(20)
     assert not running.is_alive()
+
+
+def test_how_far_class_means_moved_is_that_of_a_loop_and_one_where_nothing_changed() -> None:
+    rng = np.random.default_rng(0)
+    middles = rng.standard_normal((3, 40))
+
+    def drawn(count: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        labels = rng.integers(0, 3, count)
+        z = middles[labels] + rng.standard_normal((count, 40)) + shift
+        return z / np.linalg.norm(z, axis=1)[:, None], labels
+
+    def of(features: np.ndarray, labels: np.ndarray) -> Reference:
+        made = Reference(4, 40)
+        made.add(features, labels)
+        return made
+
+    (first, names), (second, others) = drawn(60), drawn(30)
+    means = {c: first[names == c].mean(axis=0) for c in range(3)}
+    usual = sum(((z - means[y]) ** 2).sum() for z, y in zip(first, names, strict=True)) / (60 - 3)
+    parts = []
+    for c in range(3):
+        n, m = int((names == c).sum()), int((others == c).sum())
+        parts.append(n * m / (n + m) * ((means[c] - second[others == c].mean(axis=0)) ** 2).sum())
+    assert of(first, names).moved(of(second, others)) == pytest.approx(np.mean(parts) / usual)
+    same = [of(*drawn(60)).moved(of(*drawn(30))) for _ in range(200)]
+    assert np.mean(same) == pytest.approx(1.0, abs=0.05)
+    assert of(*drawn(60)).moved(of(*drawn(30, shift=1.0))) > 3.0
+    assert of(first[names < 2], names[names < 2]).moved(of(second[others == 2], others[others == 2])) is None

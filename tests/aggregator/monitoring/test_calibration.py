@@ -1,0 +1,115 @@
+"""What an aggregator makes of devices' reports on their probabilities: pooled, kept, announced, forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.aggregator.monitoring.calibration import CLEAR, PACE_S, CalibrationTable, fleet_calibration
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.aggregator.store.stored_run import stored_run
+from protofleet.contract.calibration import STRENGTHS, TEMPERATURES, Bins, Calibration, SurpriseTable
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
+
+BUNDLE = bytes(range(32))
+
+
+def report(
+    run: bytes, best: tuple[int, int], photos: int = 30, way: str = "linear", at: Calibration | None = None
+) -> CalibrationReport:
+    surprise = np.full((len(TEMPERATURES), len(STRENGTHS)), 2.0)
+    surprise[:, best[1]] = 1.0
+    surprise[best] = 0.5
+    table = SurpriseTable(surprise, photos).to_bytes()
+    if at is None:
+        return CalibrationReport(run, 3, way, photos, table)
+    counts = Bins((0,) * 19 + (photos,), (0,) * 9 + (photos,), (0,) * 9 + (photos - 1,), (0,) * 9 + (950 * photos,))
+    return CalibrationReport(run, 3, way, photos, table, at.temperature, at.strength, counts.to_bytes())
+
+
+def told(table: CalibrationTable, device: str, said: CalibrationReport, at: float = 0.0) -> None:
+    table.hear(device, said, max_samples=1_000)
+    table.commit_heard(at)
+
+
+def test_reports_are_pooled_announced_kept_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        table = store.calibration
+        assert table.announced == AnnouncedCalibration()
+        told(table, "a", report(store.run, (4, 2)))
+        assert table.announced == AnnouncedCalibration()  # until it is time
+        assert table.renew(10.0)
+        first = AnnouncedCalibration("linear", TEMPERATURES[4], STRENGTHS[2], 30, 1)
+        assert table.announced == first
+        assert not table.renew(100.0)  # nothing has come
+        told(table, "b", report(store.run, (4, 2), 50, at=first.calibration))
+        assert not table.renew(10.0 + PACE_S / 2)
+        assert table.renew(10.0 + PACE_S)
+        bins = table.announced.bins
+        assert bins is not None
+        assert (table.announced.photos, table.announced.devices, bins.photos) == (80, 2, 50)
+        assert bins.error == pytest.approx(abs(0.95 * 50 - 49) / 50)
+        run, announced = store.run, table.announced
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        assert store.run == run
+        assert store.calibration.announced == announced
+    with stored_run(path) as stored:
+        assert stored.calibration() == announced
+
+
+def test_what_cannot_count_does_not(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet") as store:
+        table = store.calibration
+        table.hear("a", report(b"none", (4, 2)), max_samples=1_000)
+        table.hear("b", report(store.run, (4, 2), 200), max_samples=199)
+        table.hear("c", None, max_samples=1_000)
+        table.commit_heard(0.0)
+        assert not table.renew(10.0)
+        store.begin_new_run()
+        told(table, "a", report(store.run, (4, 2)))
+        assert table.renew(20.0)
+
+
+def test_the_way_of_most_devices_counts_and_few_photos_announce_nothing() -> None:
+    run = bytes(4)
+    few = {"a": report(run, (4, 2), 19)}
+    assert fleet_calibration(few, None) == AnnouncedCalibration()
+    mixed = {"a": report(run, (4, 2), 300), "b": report(run, (6, 0), 20, "head"), "c": report(run, (6, 0), 20, "head")}
+    found = fleet_calibration(mixed, None)
+    assert (found.way, found.temperature, found.photos, found.devices) == ("head", TEMPERATURES[6], 40, 2)
+
+
+def test_a_small_difference_announces_nothing_anew() -> None:
+    run = bytes(4)
+    before = fleet_calibration({"a": report(run, (4, 2))}, None)
+    near = np.full((len(TEMPERATURES), len(STRENGTHS)), 2.0)
+    near[:, 2] = 1.0
+    near[4, 2], near[5, 2] = 0.5 + CLEAR / 2, 0.5
+    said = CalibrationReport(run, 4, "linear", 30, SurpriseTable(near, 30).to_bytes())
+    assert fleet_calibration({"a": said}, before).calibration == before.calibration
+    assert fleet_calibration({"a": said}, None).calibration == Calibration(TEMPERATURES[5], STRENGTHS[2])
+
+
+def test_one_device_of_ten_that_claims_everything_does_not_decide() -> None:
+    run = bytes(4)
+    fleet = {f"d{number}": report(run, (4, 2), 40) for number in range(9)}
+    fleet["liar"] = report(run, (20, 0), 10**6, at=Calibration(TEMPERATURES[4], STRENGTHS[2]))
+    found = fleet_calibration(fleet, None)
+    assert found.calibration == Calibration(TEMPERATURES[4], STRENGTHS[2])
+    assert (found.devices, found.photos) == (10, 9 * 40 + 120)
+    assert found.bins is not None
+    assert found.bins.photos == 120
+
+
+def test_a_forgotten_device_is_out_of_the_pool_and_of_the_file(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet") as store:
+        told(store.calibration, "a", report(store.run, (4, 2)))
+        told(store.calibration, "b", report(store.run, (9, 0)))
+        store.calibration.renew(10.0)
+        assert store.calibration.announced.devices == 2
+        store.calibration.forget("b")
+        assert store.calibration.renew(20.0)
+        assert store.calibration.announced.calibration == Calibration(TEMPERATURES[4], STRENGTHS[2])
