@@ -106,7 +106,8 @@ def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(
     url, client = broker.url, _link(broker, "d1")  # whose session is not taken
     listener = _link(broker, "dashboard", "answers/+")
     files = {"ca": f"{broker.folder}/broker/ca.pem", "cert": str(broker.file("d1.answers"))}
-    answer = Answers(("cat", "dog"), np.array([[0.25, 0.75]]), np.zeros(1), np.array([False]), version=3)
+    scores = np.array([[0.25, 0.75]])
+    answer = Answers(("cat", "dog"), scores, np.zeros(1), np.array([False]), version=3, probabilities=scores**2)
     with protofleet.Publisher(f"{url}/answers/d1", **files) as own:
         own.put("a.jpg", answer)
     other = protofleet.Publisher(f"{url}/answers/d2", **files)
@@ -121,8 +122,11 @@ def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(
     ((topic, payload),) = _heard(listener, 1)
     assert topic == "answers/d1"
     assert json.loads(payload) == {
-        "schema": "protofleet.predict/1", "photo": "a.jpg", "label": "dog", "unknown": False, "novelty": 0.0,
-        "global_version": 3, "top": [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}],
+        "schema": "protofleet.predict/1", "photo": "a.jpg", "label": "dog", "unknown": False, "probability": 0.5625,
+        "novelty": 0.0, "global_version": 3, "top": [
+            {"label": "dog", "score": 0.75, "probability": 0.5625},
+            {"label": "cat", "score": 0.25, "probability": 0.0625},
+        ],
     }  # fmt: skip
     assert client.receive(0) is None
     client.close()

@@ -243,7 +243,8 @@ def test_it_prints_one_table(finished: Finished) -> None:
 def test_the_report_needs_nothing_from_outside(finished: Finished) -> None:
     page = (finished[0] / "report.html").read_text(encoding="utf-8")
     check_page(page)
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 6
+    assert "held-out photos of" in page
     assert page.count("<img") == 10 + 5 * 3
 
 
