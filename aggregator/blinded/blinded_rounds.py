@@ -122,7 +122,8 @@ class BlindedRounds:
     # ── as in open rounds, but for ──────────────────────────────────────────────────────────────────────────────────
 
     def announced(self, announcement: Announcement) -> Announcement:
-        return replace(announcement, helper=HelperTerms(self.key.seal, self._terms.settings.smallest_sum, SCALE_BITS))
+        helper = HelperTerms(self.key.seal, self._terms.settings.smallest_sum, SCALE_BITS)
+        return replace(announcement, helper=helper, factors=False)  # a share is of as many numbers for every device
 
     def viewed(self, view: View) -> View:
         word_count = share_words(self._books.method.statistic, view.classes, view.width)

@@ -166,11 +166,16 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         _check_counts(message, terms)
     else:
         _check_silent(message, class_count - sum(number < class_count for number in terms.withheld))
-    if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
+    if terms.withheld and message.has_products and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")
     statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
     if isinstance(statistic, FeatureGram):
-        check_sums(statistic, _coarser(message, terms.encoding))
+        factor = message.as_factor
+        if factor is not None and not factor.is_fine(message.samples):
+            expected = "a finer one, or the triangle: its rounding may add to the trace"
+            raise WireError("factor", expected=expected, got=f"units of 2^-{factor.bits}")
+        rounded = 0.0 if factor is None else factor.slack(message.samples)
+        check_sums(statistic, _coarser(message, terms.encoding), rounded)
         return
     for field, sent in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):
         rows = field.means(sent, message.counts)
@@ -182,8 +187,11 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
             _check_norms(message, rows, terms, 1.0 if field.holds == "unit-features" else LARGEST_NORM)
 
 
-def check_sums(statistic: FeatureGram, encoding: Encoding) -> None:
+def check_sums(statistic: FeatureGram, encoding: Encoding, rounded: float = 0.0) -> None:
     """Check that some unit features can have these sums, which `encoding` has rounded.
+
+    Args:
+        rounded: by how much the rounding of a factor may have raised the trace, beside that.
 
     Raises:
         WireError: no unit features can have them.
@@ -192,7 +200,7 @@ def check_sums(statistic: FeatureGram, encoding: Encoding) -> None:
     if not samples and statistic.gram.any():  # a matrix whose diagonal alone is zero has the trace of no samples, too
         raise WireError("gram", expected="zeros, as the sum of no samples", got="other numbers")
     slack = _slack(statistic, encoding)
-    if trace > samples + slack:
+    if trace > samples + slack + rounded:
         raise WireError("gram", expected=f"a trace of at most {samples:g}, one for each feature", got=f"{trace:g}")
     if samples and not _has_factor(statistic, slack):
         raise WireError(
@@ -288,8 +296,12 @@ def _check_probabilities(message: Contribution, rows: NDArray[np.floating], term
 
 
 def _coarser(message: Contribution, announced: Encoding) -> Encoding:
-    """The coarser of what was announced and what a triangle came in; int8 arrives as float32 and must be announced."""
-    assert message.triangle is not None
+    """The coarser of what was announced and what a triangle came in; int8 arrives as float32 and must be announced.
+
+    A factor has its own rounding.
+    """
+    if message.triangle is None:
+        return announced
     return max(encoding_of(message.triangle), announced, key=lambda name: ENCODINGS[name].rank)
 
 

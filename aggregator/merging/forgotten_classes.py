@@ -45,7 +45,7 @@ def left_of(message: Contribution, classes: Collection[int]) -> Contribution | N
     """
     if not classes or not message.holds(classes):
         return message
-    return None if message.triangle is not None else message.without(classes)
+    return None if message.has_products else message.without(classes)
 
 
 def as_kept(message: Contribution) -> bytes:
@@ -70,8 +70,10 @@ def kept_of(payload: bytes, number: int) -> bytes | None:
 def emptied(payload: bytes) -> bytes:
     """The contribution with no sample: for a device that took part in a round, and of which nothing can stay."""
     message = held_by(payload)
-    none = replace(message, triangle=None).without(message.body.classes)
-    return as_kept(none if message.triangle is None else replace(none, triangle=np.zeros_like(message.triangle)))
+    triangle = None if message.triangle is None else np.zeros_like(message.triangle)
+    factor = None if message.factor is None else message.factor[:0]
+    none = replace(message, triangle=None, factor=None, factor_bits=0).without(message.body.classes)
+    return as_kept(replace(none, triangle=triangle, factor=factor))
 
 
 def cannot_forget(methods: Collection[str]) -> str:

@@ -211,5 +211,6 @@ class Parts:
             epoch=self.store.epoch,
             max_samples=settings.samples_told,
             calibration=self.store.calibration.announced,
+            factors=method.statistic.takes_factor(),
             **of_round,
         )

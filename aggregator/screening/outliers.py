@@ -81,7 +81,7 @@ class Traits:
         if message.devices:
             return cls(0.0, samples, 0.0, message.devices)
         kind = method_of(message.method).statistic
-        if message.triangle is not None or not kind.COUNTED:
+        if message.has_products or not kind.COUNTED:
             return cls(0.0, samples, 0.0)
         norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
         longest = message.longest

@@ -182,6 +182,7 @@ class Local(Protocol):
         counts: (C,) int64, its labelled samples of each class.
         asked: (C,) bool, the classes that were not forgotten. They may be sent whatever the samples are.
         min_samples: a statistic over fewer samples than this may not be sent.
+        factor_rows: up to so many samples, a factor may be sent in place of a triangle, and is smaller; 0 for none.
     """
 
     min_samples: int
@@ -191,6 +192,8 @@ class Local(Protocol):
     width: int
     params: Mapping[str, Float32]
     counts: NDArray[np.int64]
+
+    factor_rows: int
 
     def features(self, extractor: Extractor) -> Iterator[tuple[Float32, NDArray[np.int64]]]:
         """Blocks of features (n, D) and their labels (n,), by its own weights or the bundle's."""

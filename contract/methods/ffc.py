@@ -37,7 +37,7 @@ from protofleet.contract.heads.ridge import Ridge, doubt, scarce_or_uneven, solv
 from protofleet.contract.heads.spectrum import repeated
 from protofleet.contract.heads.sphere import projection, unit_rows
 from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
-from protofleet.contract.sums.statistics import FeatureGram, Statistic
+from protofleet.contract.sums.statistics import FactoredGram, FeatureGram, Statistic
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows
 
@@ -107,8 +107,14 @@ class FFC(Method):
         return {name: hyper[name] for name in CALIBRATION}
 
     def summarise(self, local: Local) -> Statistic:
+        """The sums; of few samples, with a factor in place of the triangle, where the round takes it."""
         blocks = ((prepared(z, local.hyper), labels) for z, labels in local.features(self.extractor))
-        return FeatureGram.over(blocks, local.classes, self.row_width(local.hyper, local.width))
+        width = self.row_width(local.hyper, local.width)
+        if not 0 < local.counts.sum() <= local.factor_rows:
+            return FeatureGram.over(blocks, local.classes, width)
+        features, labels = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        factored = FactoredGram.of(features, labels, local.classes, local.noise())
+        return FeatureGram.of(features, labels, local.classes) if factored is None else factored
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]

@@ -15,6 +15,7 @@ The statistics of this module:
   result are the count-weighted means. Learned prototypes (FedHP) travel in it too, by `from_means`.
 - `FeatureGram` (SphereFed's FFC, eq. 10 to 12): A = Σ z zᵀ as a packed upper triangle, b = Σ z yᵀ, and counts. Merging
   adds; the closed-form head follows from the sums alone.
+- `FactoredGram`: the same sums on their way up, with a factor in place of the triangle.
 - `Participation`: no field; it says only that the round was done.
 
 A method with a statistic of its own declares it in its own file (`contract/methods/`), as FedHKD does.
@@ -35,10 +36,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from protofleet.contract.errors import StatisticError
+from protofleet.contract.sums.factor import Factor
 from protofleet.contract.sums.triangle import add_products, pack_triangle, unpack_triangle
 
 __all__ = [
     "ClassMeans",
+    "FactoredGram",
     "FeatureGram",
     "Field",
     "Participation",
@@ -116,7 +119,9 @@ class Statistic:
             shape with C rows then has C · GROUPS rows, and the rows of a class stand together.
         COUNTED: whether `counts` are numbers of examples. If not, they say nothing of the data: a device counts 1 for
             every class, and no class is withheld for having few examples.
+        STANDS_FOR: the kind of statistic that it is another form of; None where it is none.
         counts: (C,) int64, examples of each class.
+        factor: the factor of its triangle; None unless it is the form with one.
 
     Raises:
         StatisticError: on a wrong shape, a non-finite number, a negative count, or a sum without examples; and where a
@@ -127,6 +132,7 @@ class Statistic:
     FIELDS: ClassVar[tuple[Field, ...]] = ()
     GROUPS: ClassVar[int] = 1
     COUNTED: ClassVar[bool] = True
+    STANDS_FOR: ClassVar[type[Statistic] | None] = None
     counts: Int64
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -162,10 +168,8 @@ class Statistic:
     @classmethod
     def zero(cls, classes: int, width: int) -> Self:
         """The statistic of no data: the neutral element of `merge`."""
-        shapes = [(f.columns(classes, width),) if isinstance(f, Rows) else None for f in cls.FIELDS]
-        rows = classes * cls.GROUPS
-        arrays = [np.zeros((rows, *s)) if s else np.zeros(width * (width + 1) // 2) for s in shapes]
-        return cls.build(arrays, np.zeros(rows, np.int64))
+        arrays = [np.zeros(shape) for shape in cls.shapes(classes, width)]
+        return cls.build(arrays, np.zeros(classes * cls.GROUPS, np.int64))
 
     @classmethod
     def build(cls, arrays: Sequence[NDArray[Any]], counts: NDArray[Any]) -> Self:
@@ -213,10 +217,21 @@ class Statistic:
         return tuple(field for field in cls.FIELDS if isinstance(field, Rows))
 
     @classmethod
+    def shapes(cls, classes: int, width: int) -> list[tuple[int, ...]]:
+        """The shapes of its fields, in order, for C classes and features of width D."""
+        rows, packed = classes * cls.GROUPS, width * (width + 1) // 2
+        return [(rows, f.columns(classes, width)) if isinstance(f, Rows) else (packed,) for f in cls.FIELDS]
+
+    @classmethod
     @functools.cache
     def has_triangle(cls) -> bool:
         """Whether one of its fields is a triangle."""
         return any(isinstance(field, Triangle) for field in cls.FIELDS)
+
+    @classmethod
+    def takes_factor(cls) -> bool:
+        """Whether a factor may travel in place of its triangle: not where noise was added."""
+        return any(isinstance(field, Triangle) and not field.noised for field in cls.FIELDS)
 
     @classmethod
     @functools.cache
@@ -273,6 +288,11 @@ class Statistic:
     def triangle(self) -> Float64 | None:
         """Its packed triangle, or None."""
         return next((getattr(self, f.name) for f in self.FIELDS if isinstance(f, Triangle)), None)
+
+    @property
+    def factor(self) -> Factor | None:
+        """The factor of its triangle, where it has one."""
+        return None
 
     # ── done with ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -389,6 +409,51 @@ class FeatureGram(Statistic):
     def matrix(self) -> Float64:
         """(D, D) the full symmetric Σ z zᵀ."""
         return unpack_triangle(self.gram, self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredGram(Statistic):
+    """FFC's sums as a device with few samples sends them: `FeatureGram` with a factor in place of its triangle.
+
+    Attributes:
+        cross: (C, D) float64, as in `FeatureGram`, of the rounded rows.
+        counts: (C,) int64.
+        products: the factor of Σ z zᵀ.
+    """
+
+    NAME: ClassVar[str] = "feature-gram by factor"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Rows("cross", travels="sums", holds="unit-features"),)
+    STANDS_FOR: ClassVar[type[Statistic] | None] = FeatureGram
+
+    cross: Float64
+    counts: Int64
+    products: Factor
+
+    @classmethod
+    def of(
+        cls, features: Float64, labels: NDArray[np.integer], classes: int, generator: np.random.Generator
+    ) -> Self | None:
+        """The statistic of features (N, D) and labels (N,) in 0…C−1; None where a factor would be too coarse.
+
+        Args:
+            generator: of the rotation (`Factor.of`).
+        """
+        counts = class_sums(np.zeros((len(features), 0)), labels, classes)[1]
+        made = Factor.of(features, generator)
+        if made is None:
+            return None
+        factor, turn = made
+        by_class = class_sums(turn.T, labels, classes)[0]  # (C, r): Yᵀ Qᵀ
+        return cls(by_class @ factor.values, counts, factor)
+
+    @property
+    def factor(self) -> Factor:
+        return self.products
+
+    @property
+    def whole(self) -> FeatureGram:
+        """The sums with the triangle that the factor stands for, as an aggregator reads them."""
+        return FeatureGram(self.products.triangle(), self.cross, self.counts)
 
 
 def class_sums(rows: ArrayLike, labels: ArrayLike, classes: int) -> tuple[Float64, Int64]:

@@ -3,8 +3,9 @@
 There are thirteen messages. What they can hold is the uplink policy:
 
 - No message that a device sends has room for weights, gradients or samples. (A roll-out's pieces of a bundle go down.)
-- The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. The
-  statistic of a method declares which of them the method sends (`contract/sums/statistics.py`).
+- The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix, or
+  a factor of that matrix, which is smaller. The statistic of a method declares which of them the method sends
+  (`contract/sums/statistics.py`).
 - In a blinded round, one share of all of them replaces them (`contract/privacy/blinding.py`).
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished; or sums stand, without rounds
@@ -41,6 +42,7 @@ from numpy.typing import NDArray
 
 from protofleet.contract.errors import StatisticError, WireError
 from protofleet.contract.sums import statistics
+from protofleet.contract.sums.factor import MAX_BITS, Factor
 from protofleet.contract.sums.fixed_point import FRACTION_BITS, LARGEST_INTEGER, FixedPoint
 from protofleet.contract.sums.plausibility import row_norms
 from protofleet.contract.sums.statistics import MAX_GROUPS, Statistic
@@ -68,7 +70,16 @@ from protofleet.contract.wire.fields import (
 )
 from protofleet.contract.wire.helper_messages import HelperTerms, Opened, Opening, SealedSeed, SignedSeed
 from protofleet.contract.wire.rollout_messages import Offer, Piece, Request
-from protofleet.contract.wire.tensors import CLASS_NUMBERS, COUNTS, RISING_CLASSES, ROWS, TRIANGLE, WORDS, Encoding
+from protofleet.contract.wire.tensors import (
+    CLASS_NUMBERS,
+    COUNTS,
+    FACTOR,
+    RISING_CLASSES,
+    ROWS,
+    TRIANGLE,
+    WORDS,
+    Encoding,
+)
 
 __all__ = [
     "Announcement",
@@ -208,6 +219,7 @@ class Announcement(Message, number=1, grows=True):
             nothing is signed.
         calibration: how scores of answers become probabilities, from what devices report; None where no reports are
             asked for.
+        factors: whether a factor of a triangle may be sent in its place.
     """
 
     run: Annotated[Run, Key(2)]
@@ -233,6 +245,7 @@ class Announcement(Message, number=1, grows=True):
     max_samples: Annotated[Positive, Key(22, optional=True)] = 0
     proof: Annotated[Signature, Key(24, optional=True)] = b""
     calibration: Annotated[AnnouncedCalibration | None, Key(26, optional=True)] = None
+    factors: Annotated[bool, Key(27, optional=True)] = False
 
     def check_together(self) -> None:
         _require(self.bundle not in self.others, "bundles", "different ones", "one twice")
@@ -288,6 +301,9 @@ class Contribution(Message, number=3):
         share: (W,) uint64, in a blinded round: one share of the whole statistic. There is nothing else of it then.
         seed: the signed `SealedSeed` of the other share, encoded; empty where there is no share.
         devices: the number of devices for which a gateway sends it; 0 if a device sends it for itself.
+        factor: (r, D) int16, r from 0 to D: in place of the triangle, rows whose products are its numbers, in units of
+            2^-factor_bits (`contract/sums/factor.py`); None where there is none.
+        factor_bits: 0 to 20.
     """
 
     run: Annotated[Run, Key(2)]
@@ -304,10 +320,12 @@ class Contribution(Message, number=3):
     share: Annotated[NDArray[np.uint64] | None, WORDS, Key(17, optional=True)] = None
     seed: Annotated[SignedSeed, Key(18, optional=True)] = b""
     devices: Annotated[Positive, Key(19, optional=True)] = 0
+    factor: Annotated[NDArray[np.int16] | None, FACTOR, Key(20, optional=True)] = None
+    factor_bits: Annotated[int, Limits(0, MAX_BITS), Key(21, optional=True)] = 0
 
     def check_together(self) -> None:
         _require((self.share is None) == (not self.seed), "a share", "its seed beside it", "one without the other")
-        is_bare = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
+        is_bare = not (len(self.counts) or self.body.rows.size or self.further or self.has_products)
         if self.share is not None:
             _require(is_bare and self.standing is None, "a share", "nothing of the statistic beside it", "some")
             _require(len(self.share) > 0, "a share", "64-bit words", "none")
@@ -318,6 +336,12 @@ class Contribution(Message, number=3):
             width = self.body.rows.shape[1]
             packed = self.triangle.shape == (width * (width + 1) // 2,)
             _require(packed, "triangle", f"the triangle of width {width}", self.triangle.shape)
+        if self.factor is not None:
+            width = self.body.rows.shape[1]
+            _require(self.triangle is None and not self.devices, "a factor", "no triangle beside it", "one")
+            fits = self.factor.shape[1] == width and len(self.factor) <= width
+            _require(fits, "factor", f"at most {width} rows of {width}", self.factor.shape)
+        _require(self.factor is not None or not self.factor_bits, "factor bits", "a factor", "none")
         for rows in self.further:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
@@ -370,7 +394,17 @@ class Contribution(Message, number=3):
 
         It stands for a statistic of no samples, of any kind.
         """
-        return not (len(self.body.classes) or self.further) and self.triangle is None and self.share is None
+        return not (len(self.body.classes) or self.further or self.has_products) and self.share is None
+
+    @property
+    def has_products(self) -> bool:
+        """Whether it carries the products of all classes' samples, as a triangle or as a factor."""
+        return self.triangle is not None or self.factor is not None
+
+    @property
+    def as_factor(self) -> Factor | None:
+        """Its factor, if it has one."""
+        return None if self.factor is None else Factor(self.factor, self.factor_bits)
 
     @functools.cached_property
     def norms(self) -> NDArray[np.float64]:
@@ -412,6 +446,7 @@ class Contribution(Message, number=3):
         present = statistic.present
         rows = [statistic.as_sent(field)[present] for field in statistic.row_fields()]
         numbers = (np.flatnonzero(present) // statistic.GROUPS).astype(np.uint16)
+        factor = statistic.factor
         return cls(
             run=run,
             round=round,
@@ -424,6 +459,8 @@ class Contribution(Message, number=3):
             extractor=extractor[:4],
             standing=standing,
             class_list=class_list[:4],
+            factor=None if factor is None else factor.rows,
+            factor_bits=0 if factor is None else factor.bits,
         )
 
     def holds(self, classes: Collection[int]) -> bool:
@@ -431,8 +468,8 @@ class Contribution(Message, number=3):
         return bool(np.isin(self.body.classes, list(classes)).any())
 
     def without(self, classes: Collection[int]) -> Contribution:
-        """The contribution without the rows of these classes. It must have no triangle, which is of all classes."""
-        assert self.triangle is None
+        """The contribution without the rows of these classes. It must have no products, which are of all classes."""
+        assert not self.has_products
         stays = ~np.isin(self.body.classes, list(classes))
         return replace(
             self,
@@ -450,10 +487,12 @@ class Contribution(Message, number=3):
         fields, tables, numbers = kind.row_fields(), self._tables(), self.body.classes
         if self.says_nothing:
             return
-        if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
+        if len(tables) != len(fields) or self.has_products != kind.has_triangle():
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
         for declared, table in zip(fields, tables, strict=True):
             _check_fit(numbers, table, classes, declared.columns(classes, width))
+        if self.factor is not None and not kind.takes_factor():
+            raise WireError(f"round of {self.method}", expected="a triangle", got="a factor")
         if not self.body.differ:
             _check_groups(numbers, kind.GROUPS)
         if not fields and len(numbers) and int(numbers[-1]) >= classes:
@@ -481,7 +520,8 @@ class Contribution(Message, number=3):
                 return kind.build([np.ldexp(sums, -FRACTION_BITS) for sums in self._in_order(kind, dense)], counts)
             if not kind.has_checks():  # then there is nothing that it could refuse: what is here was looked at
                 return kind.of_checked(dense, counts)
-            return kind.travelled(dense, self.triangle, counts)
+            factor = self.as_factor
+            return kind.travelled(dense, self.triangle if factor is None else factor.triangle(), counts)
         except StatisticError as error:
             raise WireError(f"contribution: {error}") from None
 

@@ -6,6 +6,7 @@ Tensors travel little-endian, in one of these forms:
 - int8, with one float32 scale for each row (value = scale · int8);
 - int32, with float64 units (`contract/wire/scaled_integers.py`);
 - int64 (tag 79), for the sums of a gateway;
+- int16 (tag 77), for the rows of a factor (`contract/sums/factor.py`);
 - integers, as the narrowest unsigned array that holds them.
 """
 
@@ -29,10 +30,32 @@ from protofleet.contract.wire.scaled_integers import row_values, triangle_values
 if TYPE_CHECKING:
     from cbor2 import CBORTag
 
-__all__ = ["CLASS_NUMBERS", "COUNTS", "RISING_CLASSES", "ROWS", "TRIANGLE", "WORDS", "Encoding", "typed_array"]
+__all__ = [
+    "CLASS_NUMBERS",
+    "COUNTS",
+    "FACTOR",
+    "RISING_CLASSES",
+    "ROWS",
+    "TRIANGLE",
+    "WORDS",
+    "Encoding",
+    "typed_array",
+]
 
 _MULTI_DIMENSIONAL: Final = 40
-_NAMES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 78: "<i4", 79: "<i8", 84: "<f2", 85: "<f4", 86: "<f8"}
+_NAMES = {
+    64: "u1",
+    69: "<u2",
+    70: "<u4",
+    71: "<u8",
+    72: "i1",
+    77: "<i2",
+    78: "<i4",
+    79: "<i8",
+    84: "<f2",
+    85: "<f4",
+    86: "<f8",
+}
 _DTYPES: dict[int, np.dtype[Any]] = {tag: np.dtype(name) for tag, name in _NAMES.items()}
 _TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 
@@ -162,6 +185,12 @@ def _read_words(array: NDArray[Any], label: str) -> NDArray[Any]:
     return array
 
 
+def _read_factor(array: NDArray[Any], label: str) -> NDArray[Any]:
+    if array.ndim != 2 or array.dtype != np.dtype("<i2"):
+        raise WireError(label, expected="int16 in two dimensions", got=_form(array))
+    return array
+
+
 def _are_words(array: NDArray[Any] | None) -> bool:
     return array is not None and array.ndim == 1 and array.dtype == np.dtype("<u8")
 
@@ -175,6 +204,13 @@ CLASS_NUMBERS: Final = _unsigned(_CLASSES, 2, lambda array: array.astype(np.uint
 COUNTS: Final = _unsigned("an unsigned array", 4, lambda array: array.astype(np.uint64))
 ROWS: Final = _numbers(2, _rows)
 TRIANGLE: Final = _numbers(1, _vector)
+FACTOR: Final = Kind(
+    (np.ndarray,),
+    "an array of int16",
+    read=_read_factor,
+    write=lambda rows, _: _tag()(_MULTI_DIMENSIONAL, [list(rows.shape), _typed(rows.astype("<i2"))]),
+    read_again=lambda array, _: array,
+)
 WORDS: Final = Kind(
     (np.ndarray,),
     "64-bit words",

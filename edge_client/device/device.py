@@ -46,8 +46,10 @@ from protofleet.contract.errors import DivergedError, MethodError, StatisticErro
 from protofleet.contract.heads.answers import Answer, linear_answer, nearest_answer
 from protofleet.contract.methods import Method, method, runs_on
 from protofleet.contract.methods.base import Extractor as ExtractorName
+from protofleet.contract.sums.factor import most_rows
 from protofleet.contract.sums.plausibility import LARGEST_NORM, largest_norm
 from protofleet.contract.sums.statistics import Statistic
+from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import Announcement, Contribution
 from protofleet.contract.wire.topics import check_device
@@ -555,16 +557,16 @@ class Device:
         """
         m, statistic = self._manifest, round_method.summarise(self._local(round_method, announcement, chosen))
         size = (m.classes, round_method.row_width(round_method.resolved_in(m.hyper), m.features))
-        declared = round_method.statistic.zero(*size)
-        if type(statistic) is not round_method.statistic or [a.shape for a in statistic.arrays()] != [
-            a.shape for a in declared.arrays()
-        ]:
+        kind = getattr(statistic, "STANDS_FOR", None) or type(statistic)
+        form = type(statistic) if kind is round_method.statistic else round_method.statistic
+        declared = form.shapes(*size)
+        if kind is not round_method.statistic or [a.shape for a in statistic.arrays()] != declared:
             got = getattr(statistic, "NAME", type(statistic).__name__)
             raise MethodError(
                 f"{round_method.name} sums up what it does not declare",
                 expected=f"{round_method.statistic.NAME} of {size[0]} classes, width {size[1]}",
                 got=got
-                if type(statistic) is not round_method.statistic
+                if kind is not round_method.statistic
                 else f"{statistic.classes} classes, width {statistic.width}",
             )
         return statistic
@@ -613,10 +615,18 @@ class Device:
             chosen=chosen,
             withheld=() if a is None else a.withheld,
             secret=self._secret,
+            factor_rows=0 if a is None else self._factor_rows(round_method, a),
             what=b""
             if a is None
             else a.run + a.round.to_bytes(8, "big") + self._bundle.sha256 + round_method.name.encode(),
         )
+
+    def _factor_rows(self, round_method: Method, a: Announcement) -> int:
+        """Up to so many samples, a factor may be sent in place of a triangle, and is smaller; 0 where it may not."""
+        if not a.factors or a.helper is not None or not round_method.statistic.takes_factor():
+            return 0
+        width = round_method.row_width(round_method.resolved_in(self._manifest.hyper), self._manifest.features)
+        return most_rows(width, ENCODINGS[a.encoding].number_bytes)
 
     def _longest(self) -> float:
         """The norm of the longest of the device's own prototypes."""

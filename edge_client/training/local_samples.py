@@ -57,6 +57,7 @@ class LocalSamples:
         withheld: classes that the fleet has forgotten, which are left out, too.
         own_means: gives what is known of all samples under the present weights.
         secret, what: what noise is drawn from: a secret of the device, and the run, the round, its method and bundle.
+        factor_rows: up to so many samples, a factor may be sent in place of a triangle.
     """
 
     # arguments: what is kept of a data set, by name
@@ -75,11 +76,12 @@ class LocalSamples:
         withheld: Collection[int] = (),
         secret: bytes = b"",
         what: bytes = b"",
+        factor_rows: int = 0,
     ) -> None:
         self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
         self._data, self._extractor, self._own_means = data, extractor, own_means
         self._secret, self._what = secret, what
-        self.min_samples = min_samples
+        self.min_samples, self.factor_rows = min_samples, factor_rows
         self._kept = shareable(data.y, classes, min_samples) if chosen is None else chosen  # (N,)
         self.asked: NDArray[np.bool_] = ~np.isin(np.arange(classes), list(withheld))
         if withheld:
@@ -121,6 +123,7 @@ class Remembered:
     """
 
     min_samples = 1
+    factor_rows = 0
 
     def __init__(
         self, classes: int, width: int, hyper: Mapping[str, Value], params: Weights, means: OwnMeans | None

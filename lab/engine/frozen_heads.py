@@ -24,8 +24,10 @@ from protofleet.contract.errors import MethodError
 from protofleet.contract.methods import Value, method
 from protofleet.contract.methods.base import Extractor, Merged
 from protofleet.contract.privacy.secret_noise import SecretNoise, key_of
+from protofleet.contract.sums.factor import most_rows
 from protofleet.contract.sums.statistics import ClassMeans, Statistic, shareable
 from protofleet.contract.wire.codec import decode, encode
+from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows, Contribution, Encoding
 
@@ -160,9 +162,11 @@ def merge(
     hyper = rung_method.resolve(rung.hyper)
     rung_method.check(hyper, classes, width)
     encoding = rung.encoding or rung_method.encoding
-    statistics, largest = [], 0
+    statistics, largest, rows = [], 0, 0
+    if rung_method.statistic.takes_factor():
+        rows = most_rows(rung_method.row_width(hyper, width), ENCODINGS[encoding].number_bytes)
     for number, share in enumerate(shares):
-        local = _Local(share, classes, hyper, min_samples if rung_method.statistic.COUNTED else 1, (seed, number))
+        local = _Local(share, classes, hyper, min_samples if rung_method.statistic.COUNTED else 1, (seed, number), rows)
         if local.counts.any() or not rung_method.statistic.COUNTED:
             statistic, size = _travelled(rung_method.name, rung_method.summarise(local), encoding)
             statistics.append(statistic)
@@ -176,7 +180,7 @@ def _travelled(name: str, statistic: Statistic, encoding: Encoding) -> tuple[Sta
     payload = encode(sent, encoding)
     message = decode(payload, limit_bytes=max(len(payload), 1 << 16))
     assert isinstance(message, Contribution)
-    return message.statistic(type(statistic), statistic.classes, statistic.width), len(payload)
+    return message.statistic(statistic.STANDS_FOR or type(statistic), statistic.classes, statistic.width), len(payload)
 
 
 class _Local:
@@ -186,12 +190,18 @@ class _Local:
     params: Mapping[str, NDArray[np.float32]] = {}
 
     def __init__(
-        self, share: Features, classes: int, hyper: Mapping[str, Value], min_samples: int, seed: tuple[int, int]
+        self,
+        share: Features,
+        classes: int,
+        hyper: Mapping[str, Value],
+        min_samples: int,
+        seed: tuple[int, int],
+        factor_rows: int,
     ) -> None:
         kept = shareable(share.y, classes, min_samples)
         self.asked: NDArray[np.bool_] = np.ones(classes, dtype=bool)
         self._z, self._y = np.asarray(share.z[kept], dtype=np.float32), share.y[kept]
-        self._seed = seed
+        self._seed, self.factor_rows = seed, factor_rows
         self.classes, self.width, self.hyper, self.min_samples = classes, share.z.shape[1], hyper, min_samples
         self.counts: NDArray[np.int64] = np.bincount(self._y, minlength=classes)
 

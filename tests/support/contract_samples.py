@@ -66,14 +66,19 @@ def contributions(draw: st.DrawFn) -> Contribution:
     body = draw(class_rows(width))
     counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**32 - 1)))
     triangle = draw(st.none() | hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats()))
+    factor, bits = None, 0
+    if triangle is None:
+        drawn = hnp.arrays(np.int16, (draw(st.integers(0, width)), width))
+        factor = draw(st.none() | drawn)
+        bits = 0 if factor is None else draw(st.integers(0, 20))
     widths = draw(st.lists(st.integers(1, 6), max_size=MAX_FIELDS - 1))
     further = tuple(draw(hnp.arrays(np.float64, (len(body.classes), w), elements=floats())) for w in widths)
     extractor = draw(st.just(b"") | RUN)
     standing = draw(st.sampled_from([None, "present"]))
     class_list = draw(st.just(b"") | RUN)
-    return Contribution(
-        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor, standing, class_list
-    )
+    form = {"factor": factor, "factor_bits": bits, "class_list": class_list}
+    own = draw(RUN), draw(U32), draw(METHOD), draw(RUN)
+    return Contribution(*own, body, counts, triangle, further, extractor, standing, **form)
 
 
 @st.composite
@@ -327,11 +332,23 @@ def readable_messages() -> dict[str, Message]:
             bundle,
             calibration=AnnouncedCalibration("linear", 0.5, 0.75, 30, 2, _COUNTS),
         ),
+        "announcement-factors": Announcement(run, 8, "open", "ffc", bundle, extractor=bundle[::-1], factors=True),
         "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
         "announcement-max-samples": Announcement(run, 7, "open", "fedproto", bundle, max_samples=1_000_000),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
+        "contribution-factor": Contribution(
+            run,
+            8,
+            "ffc",
+            bundle[:4],
+            rows,
+            counts,
+            extractor=bundle[::-1][:4],
+            factor=np.array([[-16384, 256]], np.int16),
+            factor_bits=14,
+        ),
         "contribution-soft": Contribution(
             run, 7, "fedhkd", bundle[:4], rows, counts, further=(np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]]),)
         ),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.aggregator.ingest.validation import Terms, _slack, check_content, check_sums
+from protofleet.aggregator.merging.forgotten_classes import emptied, held_by, left_of
 from protofleet.aggregator.screening.outliers import Traits
 from protofleet.contract.errors import StatisticError, WireError
 from protofleet.contract.heads.sphere import projection, unit_rows
@@ -20,7 +21,7 @@ from protofleet.contract.methods.fedhkd import HyperKnowledge
 from protofleet.contract.methods.fedproto import FedProto
 from protofleet.contract.privacy.mechanism import RowNoise
 from protofleet.contract.sums.plausibility import LARGEST_NORM, improbable, usual_norm
-from protofleet.contract.sums.statistics import ClassMeans, FeatureGram, Rows, Statistic
+from protofleet.contract.sums.statistics import ClassMeans, FactoredGram, FeatureGram, Rows, Statistic
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.messages import ClassRows, Contribution, Encoding
 
@@ -425,3 +426,89 @@ def test_devices_are_compared_by_their_means_where_sums_travel(summing: str) -> 
     assert few.longest == pytest.approx(1e4)
     assert many.longest == pytest.approx(1e4)
     assert many.certain == pytest.approx(1e4)
+
+
+@given(shapes, st.sampled_from(ENCODINGS[:4]))
+def test_a_factor_of_any_data_passes(shape, encoding: Encoding) -> None:
+    seed, samples, classes, width, kind = shape
+    z, y = _data(seed, min(samples, width), classes, width, kind)
+    unit = np.asarray(unit_rows(z), dtype=np.float64)
+    sent = FactoredGram.of(unit, y, classes, np.random.default_rng(seed))
+    if sent is None:  # then a device sends the triangle
+        return
+    message = _message(sent, "ffc", encoding)
+    _check(message, sent, Terms(encoding=encoding))
+    found = message.statistic(FeatureGram, classes, width)
+    assert (found.gram == sent.whole.gram).all()
+    assert message.triangle is None
+
+
+def _by_factor(samples: int = 20, width: int = 32) -> tuple[Contribution, FactoredGram]:
+    z, y = _data(0, samples, 5, width, "by class")
+    sent = FactoredGram.of(np.asarray(unit_rows(z), dtype=np.float64), y, 5, np.random.default_rng(0))
+    assert sent is not None
+    return _message(sent, "ffc"), sent
+
+
+FACTOR_LIES = {
+    "coarse units, by which a trace may be any": (lambda c: replace(c, factor_bits=2), "finer one, or the triangle"),
+    "rows that are longer than the samples allow": (
+        lambda c: replace(c, factor=np.clip(c.factor.astype(np.int32) * 2, -32768, 32767).astype(np.int16)),
+        "trace of at most 20",
+    ),
+    "no rows, but sums of classes": (lambda c: replace(c, factor=c.factor[:0]), "an eigenvalue that no data can have"),
+    "sums beyond the rows": (
+        lambda c: replace(c, body=ClassRows(c.body.classes, c.body.rows * 1.5)),
+        "an eigenvalue that no data can have",
+    ),
+    "fewer samples than there are": (lambda c: replace(c, counts=np.ones_like(c.counts)), "gram"),
+    "rows for another width": (
+        lambda c: replace(c, factor=c.factor[:, :16], body=ClassRows(c.body.classes, c.body.rows[:, :16])),
+        "width",
+    ),
+    "for class means": (lambda c: replace(c, method="ncm"), "another statistic"),
+    "for noised sums": (
+        lambda c: replace(c, method="ffc-dp", further=(np.ones((len(c.counts), 1)),)),
+        "expected a triangle, got a factor",
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", FACTOR_LIES)
+def test_a_factor_that_no_samples_have_is_refused(lie: str) -> None:
+    message, sent = _by_factor()
+    _check(message, sent)
+    forged, why = FACTOR_LIES[lie]
+    with pytest.raises(WireError, match=why):
+        _check(forged(message), sent)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"factor": np.ones((33, 32), np.int16)},
+        {"factor": np.ones((2, 31), np.int16)},
+        {"factor_bits": 21},
+        {"factor": None},
+        {"triangle": np.zeros(32 * 33 // 2)},
+        {"devices": 2},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_factor_beside_what_it_cannot_be_beside_is_no_message(fields: dict) -> None:
+    message, _ = _by_factor()
+    with pytest.raises(WireError):
+        replace(message, **fields)
+
+
+def test_a_forgotten_class_cannot_be_taken_out_of_a_factor() -> None:
+    message, sent = _by_factor()
+    held = int(message.body.classes[0])
+    assert left_of(message, (held,)) is None
+    with pytest.raises(WireError, match="forgotten"):
+        _check(message, sent, Terms(withheld=(held,)))
+    nothing = held_by(emptied(encode(message, "f64")))
+    assert nothing.factor is not None
+    assert nothing.factor.shape == (0, 32)
+    assert nothing.samples == 0
+    assert not nothing.statistic(FeatureGram, 5, 32).gram.any()

@@ -111,6 +111,11 @@ OPTIONAL = {
     ("announcement-epoch", 21),
     ("announcement-max-samples", 22),
     ("announcement-calibration", 26),
+    ("announcement-factors", 15),
+    ("announcement-factors", 27),
+    ("contribution-factor", 13),
+    ("contribution-factor", 20),
+    ("contribution-factor", 21),
     ("status-issued", 8),
     ("announcement-proof", 19),
     ("announcement-proof", 24),
@@ -207,7 +212,7 @@ BULK = {
     # at most 256 of 32 and 8 bytes, and each class's number once; the aggregator sends them
     "announcement": {"bundle-hashes", "list-digests", "class-numbers"},
     "global-part": {"class-numbers", "class-rows"},
-    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle", "share"},
+    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle", "factor", "share"},
     "chunk": {"contribution-slice"},
     "receipt": set(),
     "status": set(),
@@ -345,13 +350,14 @@ def test_the_proof_would_notice_a_message_that_gained_room(rule, old, new):
 def test_class_rows_and_triangles_hold_floats_and_scaled_integers_alone():
     tags = {
         rule: {tag for node in walk(RULES[rule].type) if isinstance(node, ast.Tag) for tag in [tag_number(node)]}
-        for rule in ("class-numbers", "class-counts", "class-rows", "triangle", "real-array")
+        for rule in ("class-numbers", "class-counts", "class-rows", "triangle", "factor", "real-array")
     }
     assert tags == {
         "class-numbers": {64, 69},
         "class-counts": {64, 69, 70},
         "class-rows": {40, 72, 78},
         "triangle": {72, 78},
+        "factor": {40, 77},
         "real-array": {79, 84, 85, 86},  # int64: sums of a gateway
     }
 

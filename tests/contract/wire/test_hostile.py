@@ -149,7 +149,7 @@ CRAFTED = {
     "an array for a type": (contribution(_0=cbor2.CBORTag(64, b"\x03")), "type from 1 to"),
     "an unknown type": (contribution(_0=30), "type from 1 to"),
     "a missing field": (contribution(_7=None), "field 7"),
-    "an extra field": (contribution(_20=1), "no further fields, got field 20"),
+    "an extra field": (contribution(_22=1), "no further fields, got field 22"),
     "a text key": (cbor2.dumps({**cbor2.loads(contribution()), "x": 1}), "no further fields"),
     "a round of true": (contribution(_3=True), "unsigned integer"),
     "a negative round": (contribution(_3=-1), "expected 1 to 4294967295, got -1"),

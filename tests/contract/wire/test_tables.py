@@ -45,6 +45,7 @@ ARRAYS = {
     id(tensors.COUNTS): ["class-counts"],
     id(tensors.ROWS): ["class-rows"],
     id(tensors.TRIANGLE): ["triangle"],
+    id(tensors.FACTOR): ["factor"],
     id(tensors.WORDS): ["share", "sum-words"],
 }
 BYTES_OF_A_CHARACTER = 4  # in UTF-8, at most: `.size` counts bytes, and ours counts characters

@@ -19,7 +19,7 @@ from protofleet.contract.methods import method
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.global_state import GlobalState
-from protofleet.contract.wire.messages import ClassRows, Contribution
+from protofleet.contract.wire.messages import ClassRows, Contribution, HelperTerms
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.device import Device, round_seed
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
@@ -94,6 +94,36 @@ def test_ffc_sums_over_the_bundles_extractor_whatever_was_trained(bundle: Bundle
     assert one.extractor == bundle.extractor(method("ffc"))[:4]
     _assert_near(one.body.rows, cross[list(OWN)])
     assert fresh.state() == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "by_factor"),
+    [
+        ({"factors": True}, True),
+        ({"factors": True, "encoding": "f16"}, True),
+        ({}, False),
+        ({"factors": True, "helper": HelperTerms(bytes(32), 10, 36)}, False),
+    ],
+    ids=["invited", "invited in f16", "not invited", "blinded"],
+)
+def test_few_samples_go_up_as_a_factor_where_the_round_takes_it(
+    bundle: Bundle, data: LocalData, fields: dict, by_factor: bool
+) -> None:
+    width = bundle.manifest.features
+    assert len(data) <= width // 2
+    asked = announcement(bundle, 2, "ffc", **fields)
+    whole = contribution(device(bundle, data).run_round(announcement(bundle, 2, "ffc"), None))
+    pi = device(bundle, data)
+    sent = contribution(pi.run_round(asked, None))
+    assert (sent.factor is not None, sent.triangle is None) == (by_factor, by_factor)
+    assert sent.counts.tolist() == whole.counts.tolist()
+    found, true = (each.statistic(FeatureGram, 10, width) for each in (sent, whole))
+    assert np.abs(found.gram - true.gram).max() < 1e-3
+    assert np.abs(found.cross - true.cross).max() < 1e-3
+    again = contribution(pi.run_round(asked, None))
+    assert encode(again, "f64") == encode(sent, "f64")  # a repeated round says nothing more
+    later = contribution(pi.run_round(announcement(bundle, 3, "ffc", **fields), None))
+    assert (encode(later, "f64")[60:] == encode(sent, "f64")[60:]) == (not by_factor)  # another rotation
 
 
 def _assert_near(found: np.ndarray | None, wanted: np.ndarray | None) -> None:
