@@ -14,6 +14,7 @@ about, and the others are dealt to 20 devices by Dir(0.1). Every device summaris
 
 The second table has the cost for one device with 30 to 1,280 photos: processor time at the device (features are there
 already) and at the aggregator, and the most memory that numpy and Python had on the way (`tracemalloc`). Fastest of 3.
+The third says how long a device's message takes over thin links at their highest rates, without retries and headers.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ from protofleet.lab.data.partition import Partition, partition
 DEVICES = 20
 DIRECTIONS = 16
 FFC = method("ffc")
+LORA_MESSAGE = 222  # bytes of an application at data rate 5 of EU868 (LoRaWAN Regional Parameters RP002)
+LORA_AIRTIME_S = 0.368  # of these and 13 of LoRaWAN at SF7, 125 kHz, coding rate 4/5 (Semtech AN1200.13)
+LINKS = {  # seconds for one byte upwards
+    "LTE-M, 1 Mbit/s (Cat-M1, full duplex)": 8 / 1e6,
+    "NB-IoT, 159 kbit/s (Cat-NB2)": 8 / 159e3,
+    "NB-IoT, 62.5 kbit/s (Cat-NB1)": 8 / 62.5e3,
+    "LoRaWAN, EU868, SF7, 1 % of the time": LORA_AIRTIME_S / 0.01 / LORA_MESSAGE,
+}
 HEADS = ("ridge", "discriminant")
 
 
@@ -113,24 +122,21 @@ def forms(width: int) -> dict[str, tuple[Encoding, int]]:
     }
 
 
-def accuracies(photos: LocalData, classes: int, seed: int) -> dict[str, dict[str, float]]:
+def accuracies(z: NDArray[np.float32], y: NDArray[np.int64], classes: int, seed: int) -> dict[str, dict[str, float]]:
     """One seed's figures by form."""
-    order = np.random.default_rng(seed).permutation(len(photos.y))
+    order = np.random.default_rng(seed).permutation(len(y))
     asked, own = order[: len(order) // 3], order[len(order) // 3 :]
     spec = Partition("dirichlet", DEVICES, alpha=0.1, min_classes=1, min_client_samples=5)
-    dealt = [own[rows] for rows in partition(photos.y[own], spec, seed=seed)]
-    width = photos.x.shape[1]
-    unit = np.asarray(unit_rows(photos.x[asked].astype(np.float64)), dtype=np.float64)
+    dealt = [own[rows] for rows in partition(y[own], spec, seed=seed)]
+    width = z.shape[1]
+    unit = np.asarray(unit_rows(z[asked].astype(np.float64)), dtype=np.float64)
     sums: dict[str, tuple[FeatureGram, float]] = {}
     for name, (encoding, rows) in forms(width).items():
-        payloads = [
-            sent(Samples(photos.x[d], photos.y[d], classes, rows, seed * DEVICES + n), encoding)
-            for n, d in enumerate(dealt)
-        ]
+        payloads = [sent(Samples(z[d], y[d], classes, rows, seed * DEVICES + n), encoding) for n, d in enumerate(dealt)]
         merged = [taken(payload, classes, width, encoding) for payload in payloads]
         sums[name] = _merged(merged), float(np.median([len(payload) for payload in payloads]))
-    few = [few_directions(photos.x[d], photos.y[d], classes) for d in dealt]
-    held = [2 * width * min(DIRECTIONS, len(d)) + 8 * width * len(np.unique(photos.y[d])) for d in dealt]
+    few = [few_directions(z[d], y[d], classes) for d in dealt]
+    held = [2 * width * min(DIRECTIONS, len(d)) + 8 * width * len(np.unique(y[d])) for d in dealt]
     sums[f"{DIRECTIONS} directions and the trace"] = _merged(few), float(np.median(held))
     found: dict[str, dict[str, float]] = {}
     first: dict[str, NDArray[np.int64]] = {}
@@ -139,7 +145,7 @@ def accuracies(photos: LocalData, classes: int, seed: int) -> dict[str, dict[str
         for head in HEADS:
             answers = (unit @ closed_form(total, {**FFC.resolve({}), "form": head}).T).argmax(axis=1)
             first.setdefault(head, answers)
-            found[name][head] = 100 * float((answers == photos.y[asked]).mean())
+            found[name][head] = 100 * float((answers == y[asked]).mean())
             found[name][f"{head}: other answers"] = 100 * float((answers != first[head]).mean())
     return found
 
@@ -170,13 +176,12 @@ def peak_mb(run: Callable[[], Any]) -> float:
     return peak / 1e6
 
 
-def costs(photos: LocalData, classes: int) -> Iterator[str]:
+def costs(z: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> Iterator[str]:
     """A line for each number of photos and form."""
-    width = photos.x.shape[1]
+    width = z.shape[1]
     for count in (30, 90, 320, 640, 1280):
-        z, y = photos.x[:count], photos.y[:count]
         for name, (encoding, rows) in forms(width).items():
-            samples = Samples(z, y, classes, rows, 0)
+            samples = Samples(z[:count], y[:count], classes, rows, 0)
             payload = sent(samples, encoding)
             device = [measure(lambda s=samples, e=encoding: sent(s, e)) for measure in (fastest_ms, peak_mb)]  # type: ignore[misc]
             there = [
@@ -187,6 +192,17 @@ def costs(photos: LocalData, classes: int) -> Iterator[str]:
             yield f"| {count:,} | {name} | {len(payload) / 1e3:,.0f} | {cells} |"
 
 
+def _features(data: LocalData) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    return np.asarray(data.x, dtype=np.float32), data.y
+
+
+def links(kilobytes: float) -> Iterator[str]:
+    """How long so many bytes take over thin links, at the rates that their standards give at most."""
+    for name, seconds in LINKS.items():
+        took = kilobytes * 1e3 * seconds
+        yield f"{name}: {took / 3600:,.1f} h" if took >= 3600 else f"{name}: {took:,.0f} s"
+
+
 def tables(options: argparse.Namespace) -> Iterator[str]:
     """Both tables, line by line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -194,16 +210,15 @@ def tables(options: argparse.Namespace) -> Iterator[str]:
         bundle = read_bundle(Path(folder) / "b.bundle")
         train = load_dataset(options.cifar).train
         some = take(train, np.sort(np.random.default_rng(0).permutation(len(train))[: options.photos]))
-        sets = {
-            "sign_digits": features_of(bundle, load_data(options.signs, bundle.manifest, purpose="train"), 2),
-            "CIFAR-10": features_of(bundle, enlarged(some, 128), 2),
-        }
-    yield "| photos | form | kB of the median device | ridge, % right | other answers, % | discriminant | other answers |"
+        signs = load_data(options.signs, bundle.manifest, purpose="train")
+        given = {"sign_digits": signs, "CIFAR-10": enlarged(some, 128)}
+        sets = {name: _features(features_of(bundle, photos, 2)) for name, photos in given.items()}
+    yield "| photos | form | kB, median device | ridge, % right | other answers, % | discriminant | other answers, % |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for name, photos in sets.items():
+    for name, (z, y) in sets.items():
         found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for seed in range(options.seeds):
-            for form, figures in accuracies(photos, bundle.manifest.classes, seed).items():
+            for form, figures in accuracies(z, y, bundle.manifest.classes, seed).items():
                 for figure, value in figures.items():
                     found[form][figure].append(value)
         for form, rows in found.items():
@@ -215,7 +230,17 @@ def tables(options: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield "| photos of a device | form | kB | device, ms | device, MB | aggregator, ms | aggregator, MB |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
-    yield from costs(sets["CIFAR-10"], bundle.manifest.classes)
+    sizes: dict[str, float] = {}
+    for line in costs(*sets["CIFAR-10"], bundle.manifest.classes):
+        yield line
+        _, count, form, kilobytes, *_ = (cell.strip() for cell in line.split("|"))
+        if count == "90":
+            sizes[form] = float(kilobytes.replace(",", ""))
+    yield ""
+    yield f"| 90 photos | kB | {' | '.join(LINKS)} |"
+    yield f"| --- | --- |{' --- |' * len(LINKS)}"
+    for form, size in sizes.items():
+        yield f"| {form} | {size:,.0f} | {' | '.join(link.partition(': ')[2] for link in links(size))} |"
 
 
 def main() -> None:
