@@ -93,6 +93,14 @@ COMMANDS = {
         None,
         "See a fleet's devices; invite, admit, pause; back up.",
     ),
+    "status": Command(
+        "protofleet.aggregator.commands.fleet_status_cli:status_command",
+        None,
+        "Whether all is well with a fleet, and who needs care.",
+    ),
+    "watch": Command(
+        "protofleet.aggregator.commands.fleet_status_cli:watch_command", None, "Watch a fleet in the terminal."
+    ),
     "pki": Command("protofleet.commands.pki:pki_app", "security", "Certificates for a fleet, and the broker's files."),
     "rollout": Command(
         "protofleet.aggregator.commands.rollout_cli:rollout_command", None, "Roll a bundle out to devices in stages."

@@ -18,6 +18,7 @@ from protofleet.contract.console.logs import told
 
 _NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (  # folders, and files without their `.py`
+    "aggregator/commands/test_fleet_status",
     "aggregator/server/test_liveness",
     "aggregator/server/test_server",
     "contract/wire/test_cddl",

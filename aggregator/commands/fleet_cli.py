@@ -16,6 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
+from protofleet.aggregator.commands.fleet_state import (
+    accuracy_in_words,
+    event_in_words,
+    heard_in_words,
+    presence_in_words,
+    read_state,
+    state_facts,
+    state_in_lines,
+)
 from protofleet.aggregator.commands.fleet_text import (
     beside_record,
     drift_in_short,
@@ -30,6 +39,7 @@ from protofleet.aggregator.commands.fleet_text import (
 from protofleet.aggregator.commands.standing_suspects import standing_suspects, sums_stand
 from protofleet.aggregator.database import PLACE, Place, bring_up, place_of, read_only
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
+from protofleet.aggregator.monitoring.device_table import accuracy_of, device_events
 from protofleet.aggregator.store.backup import WRITTEN_TO, back_up, restore
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.finding_tables import found_in_short, found_in_words
@@ -98,15 +108,21 @@ def forget_command(
 @fleet_app.command("list")
 def list_command(store: StorePlace, json: JsonFile = None) -> int:
     """The devices that a store knows."""
-    known = read_known(store)
+    state = read_state(store)
+    known = state.known
     records, drift, rollouts, policies = known.records, known.drift, known.said, known.policies
-    devices = [asdict(record) | beside_record(known, record.device) for record in records.values()]
+    devices = [
+        asdict(record) | beside_record(known, record.device) | {"state": state_facts(state, record.device)}
+        for record in records.values()
+    ]
     intruders = [asdict(intruder) for intruder in known.intruders]
     forgotten, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": forgotten, "classes_drifting": drifting}
-    write_json(json, content | {"intruders": intruders})
+    write_json(json, content | {"intruders": intruders, "aggregator_runs": state.runs})
     columns = {
-        "device": list(records),
+        "device": [printable(device) for device in records],
+        "state": [presence_in_words(state, device) for device in records],
+        "heard": [heard_in_words(state, device) for device in records],
         "standing": [standing_in_words(r) for r in records.values()],
         "rounds": [str(r.rounds) for r in records.values()],
         "drift": [drift_in_short(drift, device) for device in records],
@@ -116,7 +132,7 @@ def list_command(store: StorePlace, json: JsonFile = None) -> int:
         "key": [key_name(known.keys, device) or "" for device in records],
         "refused": [r.refused for r in records.values()],
     }
-    rare = ("rollout", "found", "policy", "key")
+    rare = ("state", "heard", "rollout", "found", "policy", "key")
     columns = {name: cells for name, cells in columns.items() if name not in rare or any(cells)}
     text_columns = [index for index, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=text_columns)
@@ -132,8 +148,11 @@ def list_command(store: StorePlace, json: JsonFile = None) -> int:
 @fleet_app.command("show")
 def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    known = read_known(store)
+    state = read_state(store)
+    known = state.known
     drift, rollouts = known.drift, known.said
+    with read_only(store, KIND) as db, as_written(store):
+        events, accuracy = device_events(db, device), accuracy_of(db, device)
     intruders = [intruder for intruder in known.intruders if intruder.device == device]
     record = known.records.get(device)
     log = [order for order in known.orders if order.device == device]
@@ -154,9 +173,15 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
             "orders": [asdict(order) for order in log],
             "key": key_name(known.keys, device),
             "intruders": [asdict(intruder) for intruder in intruders],
+            "state": state_facts(state, device),
+            "accuracy": accuracy,
+            "events": [asdict(event) for event in events],
+            "aggregator_runs": state.runs,
         },
     )
     lines = [f"{device}: {standing_in_words(record)}, {counted(record.rounds, 'round')}"]
+    lines += state_in_lines(state, device)
+    lines += [accuracy_in_words(accuracy)] if accuracy else []
     lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [drift_in_words(drift[device])] if device in drift else []
@@ -165,7 +190,7 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
     lines += [intruder_in_words(intruder) for intruder in intruders]
     lines += [f"rollout: version {printable(rollouts[device])}"] if rollouts.get(device) else []
     lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
-    for line in (*lines, *map(order_in_words, log)):
+    for line in (*lines, *map(event_in_words, reversed(events)), *map(order_in_words, log)):
         _say(json, line)
     return 0
 

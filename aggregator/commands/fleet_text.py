@@ -6,9 +6,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from protofleet.aggregator.database import AnyPlace, read_only
+from protofleet.aggregator.database import AnyPlace, Connection, read_only
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
 from protofleet.aggregator.monitoring.class_drift import class_drift_of
+from protofleet.aggregator.monitoring.device_table import Device, DeviceEvent, device_events, known_devices
 from protofleet.aggregator.monitoring.drift import drift_of
 from protofleet.aggregator.monitoring.policy_refusals import policy_words_in
 from protofleet.aggregator.store.durable_store import as_written
@@ -24,6 +25,7 @@ from protofleet.contract.printable import counted, printable
 
 __all__ = [
     "Known",
+    "NewestRound",
     "beside_record",
     "drift_in_short",
     "drift_in_words",
@@ -34,6 +36,16 @@ __all__ = [
     "standing_in_words",
     "when",
 ]
+
+_EVENTS = 50
+
+
+class NewestRound(NamedTuple):
+    """The newest round, and what it does at the moment, in a word."""
+
+    number: int
+    method: str
+    word: str
 
 
 class Known(NamedTuple):
@@ -51,6 +63,11 @@ class Known(NamedTuple):
         keys: of enrolled devices; None for a revoked key.
         intruders: the senders that were turned away.
         told: the devices that are told that a round left them out, or that they count again.
+        devices: what is known of each device.
+        events: the newest entries of what happened to them, the newest first.
+        newest_round: the newest round; None before the first.
+        newest_bundle: the highest version of a bundle that a device runs; 0 where none says it.
+        out: the devices that nothing is taken of, and why.
     """
 
     records: dict[str, Record]
@@ -64,12 +81,19 @@ class Known(NamedTuple):
     keys: Mapping[str, bytes | None]
     intruders: Sequence[Intruder]
     told: Collection[str]
+    devices: Mapping[str, Device]
+    events: Sequence[DeviceEvent]
+    newest_round: NewestRound | None
+    newest_bundle: int
+    out: Mapping[str, str]
 
 
 def read_known(store: AnyPlace) -> Known:
     with read_only(store, KIND) as db, as_written(store):
+        records, devices = dict(fleet_records(db)), known_devices(db)
+        versions = (row.bundle.partition(" ")[0] for row in devices.values())
         return Known(
-            dict(fleet_records(db)),
+            records,
             orders(db),
             drift_of(db),
             said_in(db),
@@ -80,7 +104,17 @@ def read_known(store: AnyPlace) -> Known:
             keys_in(db),
             intruders_in(db),
             verdicts(db, bytes(4)).keys(),
+            devices,
+            device_events(db, limit=_EVENTS),
+            _newest_round(db),
+            max((int(word) for word in versions if word.isdecimal() and len(word) < 10), default=0),
+            {device: record.refused for device, record in records.items() if record.refused},
         )
+
+
+def _newest_round(db: Connection) -> NewestRound | None:
+    row = db.execute("SELECT number, method, closed FROM round ORDER BY number DESC LIMIT 1").fetchone()
+    return None if row is None else NewestRound(int(row[0]), str(row[1]), "closed" if row[2] else "open")
 
 
 def beside_record(known: Known, device: str) -> dict[str, Any]:

@@ -170,6 +170,7 @@ class RoundCoordinator:
         if stored_elsewhere:
             decisions = [self._known_elsewhere(decision, stored_elsewhere) for decision in decisions]
             accepted = [d.accepted for d in decisions if d.accepted is not None]
+        self.parts.decided(batch, decisions)
         self.accuracy.keep()
         self._ingest.forget_accepted()
         for decision in decisions:

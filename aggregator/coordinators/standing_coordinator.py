@@ -156,6 +156,7 @@ class StandingCoordinator:
             self._keeper.keep(list(newer.values()), tally, taken, now)
         uncounted.clear()
         self._ingest.forget_accepted()
+        self.parts.decided(batch, decisions)
         return decisions
 
     def stalled(self, now: float) -> list[Decision]:

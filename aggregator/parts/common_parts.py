@@ -6,12 +6,12 @@ Each kind of coordinator is given them as one object, and the server, a worker a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protofleet.aggregator.enrolment.gate import Gate, Intrusion, read_enrolment
-from protofleet.aggregator.ingest.ingest import View
+from protofleet.aggregator.ingest.ingest import Decision, View
 from protofleet.aggregator.ingest.validation import Terms
 from protofleet.aggregator.monitoring.events import ClassDriftSuspected, DriftSuspected, PolicyRefused
 from protofleet.aggregator.parts.announcement_numbers import AnnouncementNumbers
@@ -130,11 +130,23 @@ class Parts:
         """Whether a device gets the piece of the bundle that it asks for."""
         return device not in self.exclusions.refused and self.rollouts.may_have(device, request)
 
+    def decided(self, batch: Sequence[tuple[str, bytes]], decisions: Sequence[Decision]) -> None:
+        """Note for the operator what devices sent, and what of it was refused."""
+        devices, at, refused = self.store.devices, time.time(), self.exclusions.refused
+        for (device, payload), decision in zip(batch, decisions, strict=True):
+            if decision.cause == "intruder" or decision.outcome == "malformed":
+                continue
+            sums = None if decision.accepted is None else decision.accepted.message
+            refusal = decision.reason if decision.outcome == "rejected" else ""
+            members = 0 if sums is None else sums.devices
+            devices.decided(device, len(payload), at, refusal=refusal, members=members, is_refused=device in refused)
+
     def forget(self, device: str) -> None:
         """Drop what a forgotten device has said of itself."""
         self.store.drift.forget(device)
         self.store.policies.forget(device)
         self.store.calibration.forget(device)
+        self.store.devices.forget(device)
         self.rollouts.forget(device)
 
     def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected | PolicyRefused]:

@@ -107,7 +107,11 @@ class DeviceStatuses:
         self._hear_apart(device, message)
         if message.rival is not None and is_news:
             self._gate.note(device, "second-process", _second(message.rival), time.time())
-        if device not in self._exclusions.refused:
+        is_refused = device in self._exclusions.refused
+        self._store.devices.status(
+            device, message, len(payload), time.time(), is_ours=is_ours, is_news=is_news, is_refused=is_refused
+        )
+        if not is_refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._terms.settings.max_samples)
             most = self._terms.settings.max_samples
             self._store.calibration.hear(device, message.calibration, max_samples=most)

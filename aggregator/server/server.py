@@ -120,6 +120,7 @@ class Server:
             echo_topic=self._round_topic,
         )
         self._parts.closing.patience_s, self._parts.closing.wake = _SHORT_S, self._link.wake
+        self._link.published = self._parts.store.devices.published
         self._receipts = Receipts(fleet, self._link, self._publisher, listener)
         self._handout = Handout(self._parts, self._link, address, fleet, listener, self._publisher)
         wait = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
@@ -210,6 +211,8 @@ class Server:
             self._listener(suspected)
         if self._parts.store.calibration.renew(now):
             self._announce()
+        devices, refused = self._parts.store.devices, self._parts.exclusions.refused
+        devices.keep(now, time.time(), refused, shared=self._sharing is not None)
         for intruder in self._parts.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 
@@ -250,6 +253,7 @@ class Server:
             elif isinstance(event, Disconnected):
                 self._early.clear()  # they come again, and could not be acknowledged any more
                 self._sole_aggregator.disconnected()
+                self._parts.store.devices.disconnected()
                 self._listener(events.LinkDown(event.reason, event.retry_s))
             elif isinstance(event, Noticed):
                 self._listener(events.Noticed(event.line))
@@ -403,6 +407,7 @@ class Server:
             )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
         self._sole_aggregator.connected(time.monotonic())
+        self._parts.store.devices.connected(time.monotonic())
         if self._helper is not None:
             self._helper.connected()
 

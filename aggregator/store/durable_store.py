@@ -47,6 +47,7 @@ from protofleet.aggregator.database import as_written as written_in
 from protofleet.aggregator.monitoring.accuracy import AccuracyReport
 from protofleet.aggregator.monitoring.calibration import CalibrationTable
 from protofleet.aggregator.monitoring.class_drift import ClassDriftTable
+from protofleet.aggregator.monitoring.device_table import DeviceTable
 from protofleet.aggregator.monitoring.drift import DriftTable
 from protofleet.aggregator.monitoring.policy_refusals import PolicyWords
 from protofleet.aggregator.screening.outliers import Finding, Screening
@@ -101,6 +102,7 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     calibration: CalibrationTable
+    devices: DeviceTable
     rollouts: RolloutTables
     rollback: RollbackTables
     policies: PolicyWords
@@ -191,6 +193,7 @@ class DurableStore:
                 self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
                 self.policies = PolicyWords(self._file)
                 self.calibration = CalibrationTable(self._file, lambda: self.run)
+                self.devices = DeviceTable(self._file, leads=self._claims)
         except BaseException:
             self._file.close()
             raise

@@ -100,7 +100,20 @@ ALTER TABLE accuracy ADD COLUMN own INTEGER
 """
 _VERSION_6 = """
 CREATE TABLE calibration (device TEXT PRIMARY KEY, told_at REAL NOT NULL, report BLOB NOT NULL) WITHOUT ROWID;
-ALTER TABLE drift ADD COLUMN moved REAL
+ALTER TABLE drift ADD COLUMN moved REAL;
+CREATE TABLE device (
+    device TEXT PRIMARY KEY, first_seen REAL NOT NULL, online INTEGER NOT NULL, confirmed INTEGER NOT NULL,
+    since REAL NOT NULL, boot INTEGER NOT NULL, board TEXT NOT NULL, bundle TEXT NOT NULL, apart TEXT NOT NULL,
+    software TEXT NOT NULL, figures TEXT NOT NULL, refused INTEGER NOT NULL, refusal TEXT NOT NULL, refused_at REAL,
+    members INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE device_count (device TEXT PRIMARY KEY, heard_at REAL, up_bytes INTEGER NOT NULL,
+    down_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE device_event (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, device TEXT NOT NULL, what TEXT NOT NULL, detail TEXT NOT NULL
+);
+CREATE INDEX device_event_of ON device_event (device, id);
+CREATE TABLE device_letter (id INTEGER PRIMARY KEY, letter TEXT NOT NULL)
 """
 KIND = Kind(
     "store",

@@ -45,8 +45,11 @@ _BESIDE = (
     "class_drift",
     "rollout_device",
     "finding",
+    "device",
+    "device_count",
+    "device_event",
 )  # what is held of a device beside what it contributed
-_HOLD = ("standing", "contribution", "payload", "former", "global", *_BESIDE)  # what is taken out
+_HOLD = ("standing", "contribution", "payload", "former", "global", "device_letter", *_BESIDE)  # what is taken out
 
 
 Taken = dict[str, dict[str, int]]
@@ -342,7 +345,7 @@ def fleet_records(db: Connection) -> Mapping[str, Record]:
             "SELECT device, generation, payload IS NOT NULL, received_bytes, received_at FROM standing"
         )
     }
-    beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")}
+    beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")} - {""}
     enrolled = {name for (name,) in db.execute("SELECT device FROM device_key")}
     names = {*refused, *rounds, *stands, *beside, *enrolled}
     if not all(isinstance(name, str) for name in names):

@@ -55,6 +55,8 @@ class Sharing:
             self._core.decide_again()
             self._fed.clear()
             raise
+        for device, payload in whole[: len(whole) - len(batch)]:  # who got these chunks has counted them
+            self._store.devices.counted_elsewhere(device, len(payload))
         self._let_go(decisions)
         return decisions
 

@@ -82,6 +82,7 @@ class Worker:
             receive_maximum=RECEIVE_MAXIMUM,
             largest_bytes=self._core.largest_message_bytes + ENVELOPE_BYTES,
         )
+        self._link.published = store.devices.published
         self._receipts = Receipts(fleet, self._link, self._publisher, listener)
         self._handout = Handout(self._core.parts, self._link, address, fleet, listener, self._publisher, follows=False)
         self._limit_bytes, self._look_at = self._core.parts.terms.limit_bytes, 0.0
@@ -140,6 +141,7 @@ class Worker:
         for message in received:
             self._link.acknowledge(message)
         self._handout.turn(self._limit_bytes)
+        self._store.devices.keep(now, time.time())
         for intruder in self._core.parts.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
         if now < self._look_at or not self._hears:  # a leader that hears nobody either is no worse

@@ -99,6 +99,9 @@ class Link:
         echo_topic: a topic that the owner publishes to and subscribes to. A broker that does not send back what was
             published there delivers nothing at all; the link leaves it and connects anew.
         content_type: of the messages that are published; by default that of a fleet's messages.
+
+    Attributes:
+        published: called with topic and payload bytes of each message that was handed to the network thread.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Link:
         self._turned_at = time.monotonic()
         self._wake_in, self._wake_out = socket.socketpair()
         self._woken = False
+        self.published: Callable[[str, int], None] = lambda topic, payload_bytes: None
         self._transport: Transport | None = None
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
@@ -170,7 +174,9 @@ class Link:
             if not self._core.publish(topic, payload, retain, time.monotonic()):
                 return 0
             self._wake()
-            return self._core.number
+            number = self._core.number
+        self.published(topic, len(payload))
+        return number
 
     def acknowledge(self, received: Received) -> None:
         """Tell the broker that `received` has been processed. No effect at QoS 0, or when its connection has ended.

@@ -222,3 +222,18 @@ def test_the_calibration_of_answers_goes_on_from_version_6(files: Path, version:
             )
             known = journal.calibration()
             assert (known.counts, known.fleet.strength) == (((), 0.0) if has_none else ((3, 0, 2), 0.75))
+
+
+@versions
+def test_what_is_known_of_devices_begins_with_version_6(files: Path, version: str) -> None:
+    """A store of a version before knows none: its devices are first seen when they are heard again."""
+    for _ in range(2):
+        with DurableStore(files / "store.sqlite", BUNDLE, "fleet") as store:
+            row = store.devices.get("a")
+            if version in ("v2", "v3", "v4", "v5"):
+                assert row is None
+                continue
+            assert row is not None
+            assert (row.first_seen, row.heard_at, row.online, row.confirmed) == (109.25, 109.5, True, False)
+            assert (row.board, row.bundle, row.figures) == ("a board", "1 00010203", {"rss_bytes": 5e7})
+            assert (row.up_bytes, row.refused, row.refusal) == (1_150, 1, "round 1 is over")

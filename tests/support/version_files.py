@@ -26,7 +26,7 @@ from protofleet.contract.drift import Drift
 from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.global_state import GlobalState
-from protofleet.contract.wire.messages import ClassRows, Receipt
+from protofleet.contract.wire.messages import ClassRows, Receipt, Status
 from protofleet.edge_client.device.calibration import Known
 from protofleet.edge_client.journal.journal import Journal
 from protofleet.edge_client.privacy.elapsed_time import Moment
@@ -72,6 +72,10 @@ def _store(path: Path) -> None:
         told = readable_messages()["status-calibration"].calibration
         store.calibration.hear("a", replace(told, run=store.run), max_samples=100)
         store.calibration.commit_heard(109.5)
+        versions = {"protofleet": "0.2.0", "bundle": "1 00010203"}
+        store.devices.status("a", Status(True, bytes(8), 3, "a board", versions, {"rss_bytes": 5e7}), 250, 109.25)
+        store.devices.decided("a", 900, 109.5, refusal="round 1 is over")
+        store.devices.keep(0.0, 109.5)
         store.class_drift.hear("a", [Moved(1, 20, 1.5)], ("cat", "dog"))
         store.class_drift.commit_heard(109.5)
         store.orders.done(store.orders.next_order(), 110.0, "done", 4, 5)

@@ -1,0 +1,121 @@
+"""The commands `protofleet status` and `protofleet watch`: how a fleet is, from its store, which they only read.
+
+`status` says it once, for a person or as JSON; `watch` is a page of the terminal that says it again every few seconds.
+Where there is no terminal, `watch` prints the page once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from protofleet.aggregator.commands.fleet_cli import SCHEMA, JsonFile, StorePlace
+from protofleet.aggregator.commands.fleet_state import (
+    FleetState,
+    event_in_words,
+    heard_in_words,
+    presence_in_words,
+    read_state,
+)
+from protofleet.contract.console import durations
+from protofleet.contract.errors import StoreError
+from protofleet.contract.files.json_output import beside, write_json
+from protofleet.contract.printable import printable
+
+__all__ = ["status_command", "watch_command"]
+
+_CARES = 20  # lines
+_LEAST_S, _MOST_S = 0.2, 3_600.0
+
+
+def status_command(store: StorePlace, json: JsonFile = None) -> int:
+    """Say in one sentence whether all is well with a fleet, and who needs care."""
+    state = read_state(store)
+    cares = state.cares
+    content = {
+        "schema": SCHEMA,
+        "well": not cares,
+        "sentence": state.sentence,
+        "aggregator_runs": state.runs,
+        "devices": len(state.devices),
+        "online": state.online if state.runs else None,
+        "cares": [asdict(care) for care in cares],
+        "events": [asdict(event) for event in state.known.events],
+    }
+    write_json(json, content)
+    console = beside(json)
+    lines = [state.sentence, *(care.line for care in cares[:_CARES])]
+    if len(cares) > _CARES:
+        lines.append(f"and {len(cares) - _CARES} more; protofleet fleet list has all devices")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def watch_command(
+    store: StorePlace,
+    every: Annotated[str, typer.Option(metavar="TIME", help="How often the store is read.")] = "2s",
+) -> int:
+    """Watch a fleet in the terminal: whether all is well, its devices, and what happens. Ctrl-C ends it."""
+    every_s = min(max(durations.seconds("--every", every), _LEAST_S), _MOST_S)
+    console = Console()
+    state = read_state(store)
+    if not console.is_terminal:
+        console.print(_page(state, rows=len(state.devices), lines=_CARES))
+        return 0
+    with Live(_fitted(state, console), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_fitted(state, console), refresh=True)
+            time.sleep(every_s)
+            try:
+                state = read_state(store)
+            except StoreError as error:  # a server that restarts: the page stays, and says so
+                live.update(Group(Text(printable(str(error)), style="red"), _fitted(state, console)), refresh=True)
+                time.sleep(every_s)
+
+
+def _fitted(state: FleetState, console: Console) -> Group:
+    """As much as the terminal has lines for: who needs care first."""
+    lines = max(3, console.height // 4)
+    return _page(state, rows=max(3, console.height - 2 * lines - 4), lines=lines)
+
+
+def _page(state: FleetState, *, rows: int, lines: int) -> Group:
+    cares = state.cares
+    needy = {care.device for care in cares}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("device", "state", "heard", "bundle", "step ms", "MB", "up kB", "down kB", "refused"):
+        words = heading in ("device", "state", "heard", "bundle")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=True, overflow="ellipsis")
+    ordered = sorted(state.devices.items(), key=lambda each: (each[0] not in needy, each[1].online, each[0]))
+    for device, row in ordered[:rows]:
+        step_ms, memory = row.figures.get("train_step_ms"), row.figures.get("peak_rss_bytes")
+        cells = (
+            printable(device),
+            presence_in_words(state, device),
+            heard_in_words(state, device),
+            printable(row.bundle),
+            "" if step_ms is None else f"{step_ms:.3g}",
+            "" if memory is None else f"{memory / 1e6:.0f}",
+            f"{row.up_bytes / 1e3:,.0f}",
+            f"{row.down_bytes / 1e3:,.0f}",
+            str(row.refused or ""),
+        )
+        style = "red" if device in needy else "" if row.online and state.runs else "dim"
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    hidden = len(ordered) - rows
+    more = [Text(f"and {hidden} more devices", style="dim")] if hidden > 0 else []
+    said = [Text(care.line, style="red", no_wrap=True, overflow="ellipsis") for care in cares[:lines]]
+    log = [
+        Text(event_in_words(event), style="dim", no_wrap=True, overflow="ellipsis")
+        for event in state.known.events[:lines]
+    ]
+    head = Text(state.sentence, style="bold red" if cares else "bold green")
+    return Group(head, *said, table, *more, *log)

@@ -1,0 +1,276 @@
+"""What an aggregator remembers of each device: what counts as a sign of life, what is kept, and what is forgotten."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from aggregator_samples import BUNDLE, contribution, manifest
+from commands import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from postgres_server import Places
+
+from protofleet.aggregator.commands.fleet_state import _REASONS, RUNBOOK
+from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.monitoring import device_table
+from protofleet.aggregator.monitoring.device_table import (
+    COUNT_S,
+    EVENTS_AT_ONCE,
+    KEEP_S,
+    SETTLE_S,
+    DeviceEvent,
+    DeviceTable,
+    device_events,
+    known_devices,
+)
+from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.aggregator.store.order_table import Order
+from protofleet.contract.wire.codec import encode
+from protofleet.contract.wire.messages import Status
+
+WORDS = (("Means", ""), ("Look at", " at"), ("Do", ""), ("Not", ""))  # of each part of the runbook
+FIRST, SECOND = b"process1", b"process2"
+VERSIONS = {"protofleet": "0.2.0", "python": "3.12", "bundle": "3 0123abcd", "policy": "round 3: method ffc"}
+FIGURES = {"rss_bytes": 5e7, "train_step_ms": 12.0, "profile_train_step_ms": 6.0, "drift_distance": 1.0}
+BIRTH = Status(True, FIRST, 4, "a board", VERSIONS, FIGURES)
+
+
+@pytest.fixture
+def store(places: Places) -> DurableStore:
+    with DurableStore(places("s.sqlite"), BUNDLE, "fleet") as made:
+        yield made
+
+
+def kept(store: DurableStore, now: float, at: float = 0.0) -> DeviceTable:
+    """What a process that begins now reads, after everything that is due by `now` was written."""
+    store.devices.keep(now, at)
+    return DeviceTable(store._file)
+
+
+def log(store: DurableStore, device: str | None = None) -> list[tuple[str, str, str]]:
+    with store.snapshot() as db:
+        return [(event.device, event.what, event.detail) for event in reversed(device_events(db, device, 1_000))]
+
+
+def test_a_birth_is_kept_with_what_it_says(store: DurableStore) -> None:
+    store.devices.status("a", BIRTH, 300, 50.0)
+    row = kept(store, 0.0).get("a")
+    assert row is not None
+    assert (row.first_seen, row.online, row.since, row.heard_at) == (50.0, True, 50.0, 50.0)
+    assert (row.boot, row.board, row.bundle, row.up_bytes) == (4, "a board", "3 0123abcd", 300)
+    assert row.software == {"protofleet": "0.2.0", "python": "3.12"}
+    assert row.figures == {"rss_bytes": 5e7, "train_step_ms": 12.0, "profile_train_step_ms": 6.0}
+    assert not row.confirmed  # by the process that has just begun
+    assert log(store) == [("a", "first seen", ""), ("a", "online", "")]
+
+
+def test_what_a_broker_retained_is_no_sign_of_life(store: DurableStore) -> None:
+    store.devices.status("a", BIRTH, 300, 50.0, is_news=False)
+    row = kept(store, 0.0).get("a")
+    assert row is not None
+    assert (row.online, row.confirmed, row.heard_at, row.up_bytes, row.board) == (True, False, None, 0, "a board")
+    store.devices.decided("a", 10, 60.0)
+    row = kept(store, COUNT_S).get("a")
+    assert row is not None
+    assert (row.heard_at, row.up_bytes) == (60.0, 10)
+    assert store.devices.get("a").confirmed  # type: ignore[union-attr]
+
+
+def test_a_restarted_aggregator_and_a_restarted_broker_hear_nobody_by_what_is_retained(store: DurableStore) -> None:
+    for name in ("alive", "killed with the broker", "retained"):
+        store.devices.status(name, BIRTH, 1, 50.0)
+    table = kept(store, 0.0)
+    table.connected(10.0)
+    table.status("retained", BIRTH, 1, 70.0, is_news=False)
+    table.status("alive", BIRTH, 1, 71.0)
+    table.keep(10.0 + SETTLE_S - 1, 80.0)
+    assert [row.online for row in known_devices(store._file.connection).values()] == [True, True, True]
+    table.keep(10.0 + SETTLE_S, 90.0)
+    rows = known_devices(store._file.connection)
+    assert {name: (row.online, row.confirmed, row.heard_at) for name, row in rows.items()} == {
+        "alive": (True, True, 71.0),
+        "killed with the broker": (False, False, 50.0),
+        "retained": (True, False, 50.0),
+    }
+    assert log(store)[-1] == ("killed with the broker", "gone", "the broker knows nothing of it any more")
+    table.connected(200.0)  # the same process, another connection
+    assert not any(row.confirmed for row in table._rows.values())
+
+
+def test_a_death_counts_for_its_own_process_only(store: DurableStore) -> None:
+    table = store.devices
+    table.status("a", BIRTH, 1, 1.0)
+    table.status("a", Status(True, SECOND, 5), 1, 2.0)
+    table.status("a", Status(False, FIRST, 4), 1, 3.0)  # the will of the process before comes late
+    assert table.get("a").online  # type: ignore[union-attr]
+    table.status("a", Status(False, SECOND, 5), 1, 4.0)
+    assert not table.get("a").online  # type: ignore[union-attr]
+    table.status("a", Status(True, SECOND, 5), 1, 5.0)
+    table.status("a", Status(False, SECOND, 0), 1, 6.0, is_ours=True)
+    row = table.get("a")
+    assert row is not None
+    assert (row.online, row.since, row.heard_at) == (False, 6.0, 5.0)  # our word for it is no sign of life
+    table.keep(0.0, 7.0)
+    whats = [what for _, what, _ in log(store, "a")]
+    assert whats == ["first seen", "online", "started", "bundle", "software", "gone", "online", "silent"]
+
+
+def test_a_clock_that_is_set_back_breaks_nothing(store: DurableStore) -> None:
+    table = store.devices
+    table.status("a", BIRTH, 1, 1e9)
+    table.decided("a", 1, 5.0, refusal="no")
+    table.decided("a", 1, 6.0, refusal="no")
+    table.keep(0.0, 6.0)
+    row = known_devices(store._file.connection)["a"]
+    assert (row.heard_at, row.refused, row.refused_at) == (6.0, 2, 6.0)
+    assert [what for _, what, _ in log(store)].count("refused") == 1
+
+
+def test_counts_are_written_now_and_then_and_all_of_them_come(store: DurableStore) -> None:
+    table = store.devices
+    table.status("a", BIRTH, 1, 1.0)
+    table.keep(0.0, 1.0)
+    for moment in range(1, 10):
+        table.decided("a", 100, float(moment))
+        table.published("pf/v2/fleet/down/a", 7)
+        table.published("pf/v2/fleet/down/nobody", 7)
+        table.keep(moment * KEEP_S, 1.0)
+    table.published("pf/v2/fleet/global/0", 1_000)
+    table.keep(COUNT_S, 1.0)
+    row = known_devices(store._file.connection)["a"]
+    assert (row.up_bytes, row.down_bytes, row.heard_at) == (901, 1_063, 9.0)
+    assert len(known_devices(store._file.connection)) == 1
+
+
+def test_many_devices_are_written_in_statements_of_many_rows(store: DurableStore) -> None:
+    for number in range(300):
+        store.devices.status(f"d{number:03}", BIRTH, number, 1.0)
+    store.devices.keep(0.0, 1.0)
+    rows = known_devices(store._file.connection)
+    assert [row.up_bytes for row in rows.values()] == list(range(300))
+    assert log(store)[-1] == ("", "left out", f"{600 - EVENTS_AT_ONCE} entries at once")
+
+
+def test_a_name_that_moves_the_terminal_is_shown_as_text(store: DurableStore, places: Places) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\u202e"
+    birth = Status(True, FIRST, 1, f"board {hostile}\x00", {"bundle": hostile, "protofleet": hostile})
+    store.devices.status("a", birth, 1, 1.0)
+    store.devices.decided("a", 1, time.time(), refusal=hostile)
+    store.devices.keep(0.0, 3.0)
+    place = str(store._place)
+    for words in (("fleet", "list"), ("fleet", "show", "a"), ("status",), ("watch",)):
+        done = run(*words, "--store", place)
+        assert done.returncode == 0, done.stderr
+        assert not set(done.stdout) & set("\x1b\x07\u202e\x00")
+        assert "a" in done.stdout
+
+
+def test_forgetting_removes_the_rows_and_nothing_comes_back(store: DurableStore) -> None:
+    core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, min_clients=1, calibrate=False), now=0.0)
+    for name in ("a", "b"):
+        core.status(name, encode(BIRTH), 0.0)
+    core.advance(0.0, 0.0)
+    core.take([(name, encode(contribution(run=store.run))) for name in ("a", "b")], 0.0)
+    store.devices.keep(0.0, 1.0)
+    store.devices.decided("a", 1, 2.0)  # and not kept yet
+    with store._transaction() as db:
+        db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES ('forget', 'a', 'ann', 1.0)")
+    order = store.orders.next_order()
+    assert isinstance(order, Order)
+    core.advance(1.0, 3.0)
+    store.devices.keep(100.0, 4.0)
+    core.status("a", encode(BIRTH), 5.0)
+    core.take([("a", encode(contribution(run=store.run)))], 6.0)
+    store.devices.keep(200.0, 7.0)
+    with store.snapshot() as db:
+        for table in ("device", "device_count", "device_event"):
+            assert {name for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")} == {"b"}, table
+    assert store.devices.get("a") is None
+
+
+def test_a_process_beside_the_leader_sends_what_it_took_as_letters(store: DurableStore) -> None:
+    worker = DeviceTable(store._file, leads=False)
+    store.devices.status("a", BIRTH, 10, 1.0, is_news=False)
+    for name in ("a", "new", "forgotten"):
+        worker.decided(name, 100, 2.0, members=3)
+    worker.decided("a", 50, 2.0, refusal="not open")
+    worker.published("pf/v2/fleet/down/a", 9)
+    worker.keep(0.0, 2.0)
+    worker.keep(KEEP_S, 2.0)  # nothing more
+    store.devices.keep(0.0, 5.0, {"forgotten"}, shared=True)
+    rows = known_devices(store._file.connection)
+    assert set(rows) == {"a", "new"}
+    a = rows["a"]
+    assert (a.heard_at, a.confirmed, a.up_bytes, a.down_bytes, a.members) == (5.0, True, 150, 9, 3)
+    assert (a.refused, a.refusal) == (1, "not open")
+    assert not rows["new"].online
+    store.devices.keep(KEEP_S, 6.0, shared=True)
+    assert known_devices(store._file.connection)["a"].up_bytes == 150  # each letter once
+    for moment in range(device_table._LETTERS + 5):  # nobody leads
+        worker.decided("a", 1, 2.0)
+        worker.keep((3 + moment) * KEEP_S, 2.0)
+    (letters,) = store._file.connection.execute("SELECT count(*) FROM device_letter").fetchone()
+    assert letters == device_table._LETTERS
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
+def test_the_log_stays_within_its_budget_and_keeps_the_newest(
+    seed: int, steps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Against a list: whatever comes, in batches of whatever size."""
+    rng, expected = random.Random(seed), list[DeviceEvent]()
+    whole, of_one = rng.randint(1, 30), rng.randint(1, 8)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        DurableStore(tmp_path_factory.mktemp("log") / "s", BUNDLE, "fleet") as store,
+    ):
+        patch.setattr(device_table, "EVENTS", whole)
+        patch.setattr(device_table, "EVENTS_OF_ONE", of_one)
+        for step in range(steps):
+            for number in range(rng.randint(0, 12)):
+                event = DeviceEvent(float(step), rng.choice("abc"), "online", str(number))
+                store.devices._events.append(event)
+                expected.append(event)
+            store.devices.keep(step * KEEP_S, 0.0)
+        with store.snapshot() as db:
+            found = list(reversed(device_events(db, limit=10_000)))
+    assert len(found) <= whole
+    assert max(Counter(event.device for event in found).values(), default=0) <= of_one
+    newest = list[DeviceEvent]()
+    for event in reversed(expected[-whole:]):  # the last `whole`, less what one device has too many of
+        if sum(event.device == other.device for other in newest) < of_one:
+            newest.append(event)
+    assert found == newest[::-1]
+
+
+def test_status_says_who_needs_care(store: DurableStore, tmp_path: Path) -> None:
+    store.devices.status("slow", BIRTH, 1, 1.0)
+    store.devices.status("old", Status(True, FIRST, 1, "", {"bundle": "2 00aabbcc"}), 1, 1.0)
+    store.devices.status("gone", BIRTH, 1, 1.0)
+    store.devices.status("gone", Status(False, FIRST, 4), 1, 2.0)
+    store.devices.keep(0.0, 3.0)
+    told = json.loads(run("status", "--store", str(store._place), "--json", "-").stdout)
+    assert {(care["device"], care["cause"]) for care in told["cares"]} == {
+        ("slow", "slow"),
+        ("gone", "slow"),
+        ("old", "old-bundle"),
+        ("gone", "gone"),
+    }
+    assert (told["aggregator_runs"], told["devices"], told["online"], told["well"]) == (True, 3, 2, False)
+    assert told["sentence"].startswith("3 of 3 devices need care (1 gone, 1 old-bundle, 2 slow); 2 online")
+
+
+def test_each_reason_for_care_has_a_part_of_the_runbook() -> None:
+    page = (Path(__file__).parents[3] / RUNBOOK).read_text()
+    parts = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    assert {*_REASONS, "no-aggregator", "intruder"} <= parts.keys()
+    for name, text in parts.items():
+        assert re.findall(r"^\*\*(\w+( at)?)\*\*", text, re.M) == [(word, at) for word, at in WORDS], name
