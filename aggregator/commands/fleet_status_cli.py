@@ -1,12 +1,14 @@
 """The commands `protofleet status` and `protofleet watch`: how a fleet is, from its store, which they only read.
 
 `status` says it once, for a person or as JSON; `watch` is a page of the terminal that says it again every few seconds.
-Where there is no terminal, `watch` prints the page once.
+Where there is no terminal, `watch` prints the page once. With `--notify` it goes on, and tells who begins to need care
+(`notices.py`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
@@ -18,12 +20,15 @@ from rich.text import Text
 
 from protofleet.aggregator.commands.fleet_cli import SCHEMA, JsonFile, StorePlace
 from protofleet.aggregator.commands.fleet_state import (
+    Care,
     FleetState,
     event_in_words,
     heard_in_words,
     presence_in_words,
     read_state,
 )
+from protofleet.aggregator.commands.notices import Notices, sender_of
+from protofleet.aggregator.database import Place
 from protofleet.contract.console import durations
 from protofleet.contract.errors import StoreError
 from protofleet.contract.files.json_output import beside, write_json
@@ -62,23 +67,54 @@ def status_command(store: StorePlace, json: JsonFile = None) -> int:
 def watch_command(
     store: StorePlace,
     every: Annotated[str, typer.Option(metavar="TIME", help="How often the store is read.")] = "2s",
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Tell there who begins to need care: https://…, mqtts://BROKER/TOPIC or mailto:NAME@HOST. Repeatable.",
+        ),
+    ] = None,
 ) -> int:
     """Watch a fleet in the terminal: whether all is well, its devices, and what happens. Ctrl-C ends it."""
     every_s = min(max(durations.seconds("--every", every), _LEAST_S), _MOST_S)
-    console = Console()
+    console, failures = Console(), list[str]()
+    notices = Notices(dict(map(sender_of, notify or ())), failures.append)
     state = read_state(store)
-    if not console.is_terminal:
+    if not console.is_terminal and not notify:
         console.print(_page(state, rows=len(state.devices), lines=_CARES))
         return 0
+    looks = _looks(store, state, notices, every_s)
+    if not console.is_terminal:
+        for _ in looks:
+            for line in failures:
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            failures.clear()
     with Live(_fitted(state, console), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(_fitted(state, console), refresh=True)
-            time.sleep(every_s)
-            try:
-                state = read_state(store)
-            except StoreError as error:  # a server that restarts: the page stays, and says so
-                live.update(Group(Text(printable(str(error)), style="red"), _fitted(state, console)), refresh=True)
-                time.sleep(every_s)
+        for newest, wrong in looks:
+            said = [Text(line, style="red") for line in (wrong, *failures[-1:]) if line]
+            live.update(Group(*said, _fitted(newest, console)), refresh=True)
+    return 0
+
+
+def _looks(store: Place, state: FleetState, notices: Notices, every_s: float) -> Iterator[tuple[FleetState, str]]:
+    """The newest state that could be read, and why there is none newer, again and again; places are told of each."""
+    wrong = ""
+    while True:
+        cares, sentence = (state.cares, state.sentence) if not wrong else ([_unreadable(wrong)], _UNREADABLE)
+        notices.turn(cares, sentence, time.monotonic(), time.time())
+        yield state, wrong
+        time.sleep(every_s)
+        try:
+            state, wrong = read_state(store), ""
+        except StoreError as error:  # a server that restarts: the page stays, and says so
+            wrong = printable(str(error))
+
+
+_UNREADABLE = "Nobody knows how the fleet is."
+
+
+def _unreadable(error: str) -> Care:
+    return Care("", "aggregator-hangs", f"the store cannot be read: {error}")
 
 
 def _fitted(state: FleetState, console: Console) -> Group:

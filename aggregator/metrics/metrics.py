@@ -45,6 +45,7 @@ class Counts:
         self.closed = self.connections = self.batches = 0
         self.batch_s = 0.0
         self.is_up = False
+        self.accuracy: float | None = None  # as devices reported it after the newest round
 
     def __call__(self, event: events.Event) -> None:
         """In the aggregator's thread."""
@@ -57,6 +58,8 @@ class Counts:
             self.batches, self.batch_s = self.batches + 1, self.batch_s + event.seconds
         elif isinstance(event, events.RoundClosed):
             self.closed += 1
+        elif isinstance(event, events.AccuracyTold):
+            self.accuracy = event.mean.get("all_classes")
         elif isinstance(event, events.LinkUp):
             self.connections, self.is_up = self.connections + 1, True
         elif isinstance(event, events.LinkDown):
@@ -128,6 +131,9 @@ class Metrics:
         yield "batch_seconds_total", "Until they were decided on and durable.", "", {"": counts.batch_s}
         yield "broker_up", "Whether the broker is connected.", "", {"": counts.is_up}
         yield "broker_connections_total", "Connections to the broker.", "", {"": counts.connections}
+        devices = core.parts.store.devices
+        yield "uplink_bytes_total", "Payloads that came from devices.", "", {"": devices.up_bytes}
+        yield "downlink_bytes_total", "Payloads that were published.", "", {"": devices.down_bytes}
         yield "last_turn_timestamp_seconds", "When the aggregator's loop last went round.", "", {"": self._wall()}
 
     def _of_the_fleet(self, core: Coordinator) -> Iterator[_Family]:
@@ -135,6 +141,7 @@ class Metrics:
         rounds, rollouts, store = core.rounds, core.parts.rollouts, core.parts.store
         drifting, offer = len(store.drift.suspected), rollouts.offer
         devices = {"online": rounds.online, "refused": self._refused, "drifting": drifting, **core.counts()}
+        devices |= store.devices.counts
         epoch, contributions = 0 if self._store is None else self._store.epoch, len(rounds.contributions)
         yield "epoch", "How many processes have led this store; 0 for a file.", "", {"": epoch}
         if (size := self._size_bytes()) is not None:
@@ -144,11 +151,16 @@ class Metrics:
         rollout_help = "Devices of the present stage of a roll-out, by what they said of it."
         yield "rollout_devices", rollout_help, "state", rollouts.counts
         offered = 0.0 if offer is None else offer.fraction
+        halted = rollouts.current is not None and rollouts.current.state == "halted"
+        yield "rollout_halted", "Whether a roll-out has halted.", "", {"": halted}
         yield "rollout_fraction", "Of the devices, that a bundle is offered to.", "", {"": offered}
         yield "round", "The newest round; 0 before the first, and where sums stand.", "", {"": rounds.number}
         yield "round_open", "Whether it is open.", "", {"": rounds.phase == "open"}
         yield "round_contributions", "Contributions to it that are committed.", "", {"": contributions}
         yield "rounds_closed_total", "Rounds that were closed.", "", {"": self._counts.closed}
+        if self._counts.accuracy is not None:
+            accuracy_help = "Mean of what devices reported after the newest round, of all classes."
+            yield "accuracy", accuracy_help, "", {"": self._counts.accuracy}
         yield "global_version", "Of the global state.", "", {"": core.state.version}
 
     def _size_bytes(self) -> int | None:

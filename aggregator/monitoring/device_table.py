@@ -131,6 +131,11 @@ class DeviceTable:
 
     Args:
         leads: whether this process writes them.
+
+    Attributes:
+        counts: how many devices are known, gone or unconfirmed, as of the last `keep`; of those that nothing is taken
+            of, none is gone.
+        up_bytes, down_bytes: payloads that came from devices, and that were published, since this process began.
     """
 
     def __init__(self, file: Database, *, leads: bool = True) -> None:
@@ -150,6 +155,8 @@ class DeviceTable:
         self._for_all_bytes = 0  # published for all since the last `keep`
         self._settle_at: float | None = None
         self._keep_at = self._count_at = float("-inf")
+        self.up_bytes = self.down_bytes = 0
+        self.counts: Mapping[str, int] = {"known": len(self._rows), "gone": 0, "unconfirmed": 0}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -185,6 +192,7 @@ class DeviceTable:
             return
         if is_news and not is_ours:
             row.heard_at, row.up_bytes = at, row.up_bytes + size_bytes
+            self.up_bytes += size_bytes
             self._counted.add(device)
         if not status.online:
             self._ends(device, row, status, at, is_ours=is_ours)
@@ -246,6 +254,7 @@ class DeviceTable:
             return
         row.heard_at = at
         row.up_bytes += size_bytes
+        self.up_bytes += size_bytes
         self._counted.add(device)
         if row.online and not row.confirmed:
             row.confirmed = True
@@ -268,10 +277,12 @@ class DeviceTable:
         row = self._rows.get(device)
         if row is not None:
             row.up_bytes -= size_bytes
+            self.up_bytes -= size_bytes
 
     def published(self, topic: str, size_bytes: int) -> None:
         """A message was published: for one device, or for all."""
         _, _, _, kind, *rest = topic.split("/")
+        self.down_bytes += size_bytes
         if kind == "down":
             row = self._rows.get(rest[0])
             if row is not None:
@@ -345,6 +356,7 @@ class DeviceTable:
         for letter in letters:
             self._read_letter(letter, at, refused)
         self._settle(now, at)
+        self._count(refused)
         if self._for_all_bytes:
             for device, row in self._rows.items():
                 if row.online:
@@ -362,6 +374,12 @@ class DeviceTable:
         self._keep_at = now + max(KEEP_S, _REST * took_s)
         if counted:
             self._count_at = now + max(COUNT_S, _COUNT_REST * took_s)
+
+    def _count(self, refused: Collection[str]) -> None:
+        gone = [device for device, row in self._rows.items() if not row.online]
+        unconfirmed = sum(row.online and not row.confirmed for row in self._rows.values())
+        away = len(gone) - sum(device in refused for device in gone)
+        self.counts = {"known": len(self._rows), "gone": away, "unconfirmed": unconfirmed}
 
     def _write(self, counted: Collection[str], at: float) -> None:
         events, self._events = self._events, []
@@ -421,6 +439,7 @@ class DeviceTable:
                 continue
             if is_heard:
                 self.decided(device, up, at, members=members)
+                self.up_bytes -= up  # which that process counts
             row.down_bytes += down
             self._counted.add(device)
             if refusals:

@@ -138,6 +138,7 @@ def asked_of_prometheus(folder: Path, ports: list[int]) -> dict[str, int]:
     for name, at in zip(WORKERS, ports, strict=True):
         text = text.replace(f"{name}:9464", f"127.0.0.1:{at}")
     (folder / "prometheus.yml").write_text(text)
+    shutil.copy(DEPLOY / "alerts.yml", folder)
     places = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
     command = ["prometheus", *places, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     process = subprocess.Popen(command)
