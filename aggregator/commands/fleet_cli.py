@@ -39,7 +39,7 @@ from protofleet.aggregator.commands.fleet_text import (
 from protofleet.aggregator.commands.standing_suspects import standing_suspects, sums_stand
 from protofleet.aggregator.database import PLACE, Place, bring_up, place_of, read_only
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
-from protofleet.aggregator.monitoring.device_table import accuracy_of, device_events
+from protofleet.aggregator.monitoring.device_table import EVENTS_OF_ONE, accuracy_of, device_events
 from protofleet.aggregator.store.backup import WRITTEN_TO, back_up, restore
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.finding_tables import found_in_short, found_in_words
@@ -88,7 +88,7 @@ _Class = Annotated[
 WaitSeconds = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
 JsonFile = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
-_INTRUDERS = 20  # lines
+_INTRUDERS = _NEWEST = 20  # lines
 _UNTIL_THEN = {  # what an operator must not believe
     "forget": "all that came from it is still held and still counts",
     "forget class": "all that is held of it still counts",
@@ -152,7 +152,7 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
     known = state.known
     drift, rollouts = known.drift, known.said
     with read_only(store, KIND) as db, as_written(store):
-        events, accuracy = device_events(db, device), accuracy_of(db, device)
+        events, accuracy = device_events(db, device, EVENTS_OF_ONE), accuracy_of(db, device)
     intruders = [intruder for intruder in known.intruders if intruder.device == device]
     record = known.records.get(device)
     log = [order for order in known.orders if order.device == device]
@@ -190,7 +190,7 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
     lines += [intruder_in_words(intruder) for intruder in intruders]
     lines += [f"rollout: version {printable(rollouts[device])}"] if rollouts.get(device) else []
     lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
-    for line in (*lines, *map(event_in_words, reversed(events)), *map(order_in_words, log)):
+    for line in (*lines, *map(event_in_words, reversed(events[:_NEWEST])), *map(order_in_words, log)):
         _say(json, line)
     return 0
 

@@ -6,9 +6,9 @@
 2. `keep` makes it durable every `KEEP_S` seconds, in one transaction: whole rows where something changed, and what
    only counts (when it was heard, bytes) every `COUNT_S` seconds. After kill -9 so much is unknown. Writing that took
    long is followed by a rest that is many times as long, so that it never takes more than a small share of the time.
-3. What happens goes into a log. It keeps the newest `EVENTS` entries, the newest `EVENTS_OF_ONE` of one device, and
-   takes `EVENTS_AT_ONCE` at each `keep`: no device that comes and goes pushes all others out, and invented names do not
-   at once.
+3. What happens goes into a log. It keeps the newest `EVENTS` entries, and the newest `EVENTS_OF_ONE` of one device. It
+   takes `EVENTS_AT_ONCE`, as when a whole fleet connects, but no more than `EVENTS_A_SECOND` for long: neither a device
+   that comes and goes nor a flood of invented names pushes all others out.
 
 All times are the aggregator's. A device's own clock plays no part. What devices say is kept as `printable` text.
 
@@ -38,6 +38,7 @@ __all__ = [
     "COUNT_S",
     "EVENTS",
     "EVENTS_AT_ONCE",
+    "EVENTS_A_SECOND",
     "EVENTS_OF_ONE",
     "KEEP_S",
     "SETTLE_S",
@@ -52,7 +53,9 @@ __all__ = [
 KEEP_S, COUNT_S = 1.0, 10.0
 _REST, _COUNT_REST = 20.0, 200.0  # times as long as writing took
 SETTLE_S = 120.0  # after a connection: by then a living device has connected again, or its birth is retained
-EVENTS, EVENTS_OF_ONE, EVENTS_AT_ONCE = 20_000, 200, 256
+EVENTS, EVENTS_OF_ONE = 20_000, 200
+EVENTS_AT_ONCE, EVENTS_A_SECOND = 2_000, 1.0
+_LEFT_OUT_S = 60.0  # between two entries that say how many there was no room for
 _REFUSED_AGAIN_S = 3_600.0  # between two entries of one device for the same reason
 _LETTERS = 256  # that wait for somebody who leads
 _ROWS = 128  # in one statement: a server is asked once for so many
@@ -150,7 +153,8 @@ class DeviceTable:
         self._instances: dict[str, bytes] = {}
         self._changed, self._counted = set[str](), set[str]()
         self._events: list[DeviceEvent] = []
-        self._left_out = 0
+        self._left_out, self._left_out_at = 0, float("-inf")
+        self._room, self._room_at = float(EVENTS_AT_ONCE), float("inf")  # for entries
         self._retained = set[str]()  # whose birth the broker retained, on this connection
         self._for_all_bytes = 0  # published for all since the last `keep`
         self._settle_at: float | None = None
@@ -187,6 +191,7 @@ class DeviceTable:
             is_news: whether it was published just now, and is not what a broker retained.
             is_refused: whether nothing of the device is taken; then it gets no row.
         """
+        is_new = device not in self._rows
         row = self._row(device, at, is_refused=is_refused)
         if row is None:
             return
@@ -202,7 +207,8 @@ class DeviceTable:
         self._tell(device, row, status, at)
         if not row.online:
             row.online, row.since, row.confirmed = True, at, False
-            self._note(at, device, "online")
+            if not is_new:  # "first seen" says it
+                self._note(at, device, "online")
         row.confirmed = row.confirmed or is_news
         self._changed.add(device)
 
@@ -281,14 +287,14 @@ class DeviceTable:
 
     def published(self, topic: str, size_bytes: int) -> None:
         """A message was published: for one device, or for all."""
-        _, _, _, kind, *rest = topic.split("/")
+        above, _, last = topic.rpartition("/")
         self.down_bytes += size_bytes
-        if kind == "down":
-            row = self._rows.get(rest[0])
+        if above.endswith("/down"):
+            row = self._rows.get(last)
             if row is not None:
                 row.down_bytes += size_bytes
-                self._counted.add(rest[0])
-        elif kind in ("round", "global"):
+                self._counted.add(last)
+        elif last == "round" or above.endswith("/global"):
             self._for_all_bytes += size_bytes
 
     def connected(self, now: float) -> None:
@@ -327,9 +333,10 @@ class DeviceTable:
     def _note(self, at: float, device: str, what: str, detail: str = "") -> None:
         if not self._leads:
             return
-        if len(self._events) >= EVENTS_AT_ONCE:
+        if self._room < 1:
             self._left_out += 1
         else:
+            self._room -= 1
             self._events.append(DeviceEvent(at, device, what, detail))
 
     # ── what becomes durable ────────────────────────────────────────────────────────────────────────────────────────
@@ -357,6 +364,7 @@ class DeviceTable:
             self._read_letter(letter, at, refused)
         self._settle(now, at)
         self._count(refused)
+        self._make_room(now, at)
         if self._for_all_bytes:
             for device, row in self._rows.items():
                 if row.online:
@@ -369,11 +377,19 @@ class DeviceTable:
         if not (self._changed or counted or self._events):
             return
         began = time.perf_counter()
-        self._write(counted, at)
+        self._write(counted)
         took_s = time.perf_counter() - began
         self._keep_at = now + max(KEEP_S, _REST * took_s)
         if counted:
             self._count_at = now + max(COUNT_S, _COUNT_REST * took_s)
+
+    def _make_room(self, now: float, at: float) -> None:
+        """For further entries of the log, as time goes by; now and then one that says how many had none."""
+        if self._left_out and now >= self._left_out_at:
+            self._events.append(DeviceEvent(at, "", "left out", f"{self._left_out} entries at once"))
+            self._left_out, self._left_out_at = 0, now + _LEFT_OUT_S
+        self._room = min(EVENTS_AT_ONCE, self._room + EVENTS_A_SECOND * max(0.0, now - self._room_at))
+        self._room_at = now
 
     def _count(self, refused: Collection[str]) -> None:
         gone = [device for device, row in self._rows.items() if not row.online]
@@ -381,11 +397,8 @@ class DeviceTable:
         away = len(gone) - sum(device in refused for device in gone)
         self.counts = {"known": len(self._rows), "gone": away, "unconfirmed": unconfirmed}
 
-    def _write(self, counted: Collection[str], at: float) -> None:
+    def _write(self, counted: Collection[str]) -> None:
         events, self._events = self._events, []
-        if self._left_out:
-            events.append(DeviceEvent(at, "", "left out", f"{self._left_out} entries at once"))
-            self._left_out = 0
         changed, self._changed = self._changed, set()
         also = changed | set(counted)
         with self._transaction() as db:
@@ -430,7 +443,7 @@ class DeviceTable:
             return []
         with self._transaction() as db:
             db.executemany("DELETE FROM device_letter WHERE id = ?", [(number,) for number, _ in rows])
-        return [json.loads(letter) for _, letter in rows]
+        return [letter for _, text in rows if isinstance(letter := json.loads(text), dict)]
 
     def _read_letter(self, letter: Mapping[str, list[Any]], at: float, refused: Collection[str]) -> None:
         for device, (up, down, refusals, refusal, members, is_heard) in letter.items():

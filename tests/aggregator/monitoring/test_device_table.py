@@ -21,6 +21,7 @@ from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.monitoring import device_table
 from protofleet.aggregator.monitoring.device_table import (
     COUNT_S,
+    EVENTS_A_SECOND,
     EVENTS_AT_ONCE,
     KEEP_S,
     SETTLE_S,
@@ -68,7 +69,7 @@ def test_a_birth_is_kept_with_what_it_says(store: DurableStore) -> None:
     assert row.software == {"protofleet": "0.2.0", "python": "3.12"}
     assert row.figures == {"rss_bytes": 5e7, "train_step_ms": 12.0, "profile_train_step_ms": 6.0}
     assert not row.confirmed  # by the process that has just begun
-    assert log(store) == [("a", "first seen", ""), ("a", "online", "")]
+    assert log(store) == [("a", "first seen", "")]
 
 
 def test_what_a_broker_retained_is_no_sign_of_life(store: DurableStore) -> None:
@@ -119,7 +120,7 @@ def test_a_death_counts_for_its_own_process_only(store: DurableStore) -> None:
     assert (row.online, row.since, row.heard_at) == (False, 6.0, 5.0)  # our word for it is no sign of life
     table.keep(0.0, 7.0)
     whats = [what for _, what, _ in log(store, "a")]
-    assert whats == ["first seen", "online", "started", "bundle", "software", "gone", "online", "silent"]
+    assert whats == ["first seen", "started", "bundle", "software", "gone", "online", "silent"]
 
 
 def test_a_clock_that_is_set_back_breaks_nothing(store: DurableStore) -> None:
@@ -155,7 +156,23 @@ def test_many_devices_are_written_in_statements_of_many_rows(store: DurableStore
     store.devices.keep(0.0, 1.0)
     rows = known_devices(store._file.connection)
     assert [row.up_bytes for row in rows.values()] == list(range(300))
-    assert log(store)[-1] == ("", "left out", f"{600 - EVENTS_AT_ONCE} entries at once")
+    assert log(store) == [(f"d{number:03}", "first seen", "") for number in range(300)]
+
+
+def test_a_flood_of_names_takes_little_of_the_log_and_says_how_many_there_were(store: DurableStore) -> None:
+    store.devices.status("real", BIRTH, 1, 1.0)
+    names = iter(range(10**9))
+    for moment in range(300):  # five minutes
+        for _ in range(20):
+            store.devices.decided(f"x{next(names)}", 1, 2.0)
+        store.devices.keep(float(moment), 3.0)
+    with store.snapshot() as db:
+        (entries,) = db.execute("SELECT count(*) FROM device_event").fetchone()
+        said = [int(event.detail.split()[0]) for event in device_events(db, "", 100)]
+    assert EVENTS_AT_ONCE < entries <= EVENTS_AT_ONCE + 300 * EVENTS_A_SECOND + len(said)
+    assert 0 < len(said) <= 300 / 60 + 1
+    assert sum(said) + entries - len(said) <= 1 + 300 * 20
+    assert ("real", "first seen", "") in log(store, "real")
 
 
 def test_a_name_that_moves_the_terminal_is_shown_as_text(store: DurableStore, places: Places) -> None:
@@ -251,13 +268,23 @@ def test_the_log_stays_within_its_budget_and_keeps_the_newest(
     assert found == newest[::-1]
 
 
-def test_status_says_who_needs_care(store: DurableStore, tmp_path: Path) -> None:
+def test_status_says_who_needs_care(places: Places) -> None:
+    place = places("s.sqlite")
+    with DurableStore(place, BUNDLE, "fleet") as store:
+        _check_cares(store, place)
+    told = json.loads(run("status", "--store", place, "--json", "-").stdout)
+    assert (told["aggregator_runs"], told["online"]) == (False, None)
+    causes = {care["cause"] for care in told["cares"]}
+    assert causes == {"no-aggregator", "old-bundle", "slow"}  # nobody knows who is gone
+
+
+def _check_cares(store: DurableStore, place: str) -> None:
     store.devices.status("slow", BIRTH, 1, 1.0)
     store.devices.status("old", Status(True, FIRST, 1, "", {"bundle": "2 00aabbcc"}), 1, 1.0)
     store.devices.status("gone", BIRTH, 1, 1.0)
     store.devices.status("gone", Status(False, FIRST, 4), 1, 2.0)
     store.devices.keep(0.0, 3.0)
-    told = json.loads(run("status", "--store", str(store._place), "--json", "-").stdout)
+    told = json.loads(run("status", "--store", place, "--json", "-").stdout)
     assert {(care["device"], care["cause"]) for care in told["cares"]} == {
         ("slow", "slow"),
         ("gone", "slow"),
