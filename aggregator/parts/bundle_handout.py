@@ -8,6 +8,7 @@ the stage, or asks for something else.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ class Handout:
         request = read_request(payload, lambda sent: gate.opened(device, None, sent))
         if request is None:
             return False
+        is_refused = device in self._parts.exclusions.refused
+        self._parts.store.devices.decided(device, len(payload), time.time(), is_refused=is_refused)
         offer = self._parts.rollouts.offer
         if offer is None or request.run != self._parts.run or not self._parts.gives(device, request):
             self._requests.pop(device, None)

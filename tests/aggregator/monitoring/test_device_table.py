@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
@@ -30,11 +31,13 @@ from protofleet.aggregator.monitoring.device_table import (
     device_events,
     known_devices,
 )
+from protofleet.aggregator.parts.bundle_handout import Handout
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.order_table import Order
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Status
+from protofleet.contract.wire.rollout_messages import Request
 
 WORDS = (("Means", ""), ("Look at", " at"), ("Do", ""), ("Not", ""))  # of each part of the runbook
 FIRST, SECOND = b"process1", b"process2"
@@ -82,6 +85,19 @@ def test_what_a_broker_retained_is_no_sign_of_life(store: DurableStore) -> None:
     assert row is not None
     assert (row.heard_at, row.up_bytes) == (60.0, 10)
     assert store.devices.get("a").confirmed  # type: ignore[union-attr]
+
+
+def test_a_device_that_only_fetches_a_bundle_lives(store: DurableStore) -> None:
+    core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
+    core.status("a", encode(BIRTH), 0.0, is_news=False)
+    nothing: Any = None
+    handout = Handout(core.parts, nothing, nothing, "fleet", lambda event: None, nothing)
+    request = encode(Request(store.run, bytes(8), 0, 1_000))
+    assert handout.take("a", request)
+    row = store.devices.get("a")
+    assert row is not None
+    assert (row.confirmed, row.up_bytes) == (True, len(request))
+    assert row.heard_at == pytest.approx(time.time(), abs=60)
 
 
 def test_a_restarted_aggregator_and_a_restarted_broker_hear_nobody_by_what_is_retained(store: DurableStore) -> None:
