@@ -182,7 +182,7 @@ class Local(Protocol):
         counts: (C,) int64, its labelled samples of each class.
         asked: (C,) bool, the classes that were not forgotten. They may be sent whatever the samples are.
         min_samples: a statistic over fewer samples than this may not be sent.
-        factor_rows: up to so many samples, a factor may be sent in place of a triangle, and is smaller; 0 for none.
+        factor_rows: up to so many samples, a factor may be sent in place of a triangle; 0 for none.
     """
 
     min_samples: int

@@ -97,8 +97,11 @@ class Factor:
 
 
 def most_rows(width: int, number_bytes: int) -> int:
-    """The most rows of a factor that takes fewer bytes than a triangle of width D whose numbers take so many."""
-    return min(width, (number_bytes * (width + 1) - 1) // 4)
+    """The most samples of width D whose sum goes up as a factor, beside a triangle whose numbers take so many bytes.
+
+    A factor of more rows than half the columns saves little, and takes more memory and time to make than the triangle.
+    """
+    return min(width // 2, (number_bytes * (width + 1) - 1) // 4)
 
 
 def _rotation(size: int, generator: np.random.Generator) -> Float64:

@@ -407,6 +407,12 @@ class Contribution(Message, number=3):
         return None if self.factor is None else Factor(self.factor, self.factor_bits)
 
     @functools.cached_property
+    def _multiplied(self) -> NDArray[np.float64]:
+        """The triangle that the factor stands for. It is multiplied out once: checking and adding both need it."""
+        assert self.as_factor is not None
+        return self.as_factor.triangle()
+
+    @functools.cached_property
     def norms(self) -> NDArray[np.float64]:
         """(K,) the norms of the rows of `body`."""
         return row_norms(self.body.rows)
@@ -520,8 +526,7 @@ class Contribution(Message, number=3):
                 return kind.build([np.ldexp(sums, -FRACTION_BITS) for sums in self._in_order(kind, dense)], counts)
             if not kind.has_checks():  # then there is nothing that it could refuse: what is here was looked at
                 return kind.of_checked(dense, counts)
-            factor = self.as_factor
-            return kind.travelled(dense, self.triangle if factor is None else factor.triangle(), counts)
+            return kind.travelled(dense, self.triangle if self.factor is None else self._multiplied, counts)
         except StatisticError as error:
             raise WireError(f"contribution: {error}") from None
 

@@ -622,7 +622,7 @@ class Device:
         )
 
     def _factor_rows(self, round_method: Method, a: Announcement) -> int:
-        """Up to so many samples, a factor may be sent in place of a triangle, and is smaller; 0 where it may not."""
+        """Up to so many samples, a factor may be sent in place of a triangle; 0 where it may not."""
         if not a.factors or a.helper is not None or not round_method.statistic.takes_factor():
             return 0
         width = round_method.row_width(round_method.resolved_in(self._manifest.hyper), self._manifest.features)

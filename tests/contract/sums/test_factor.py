@@ -141,10 +141,8 @@ def test_lengthened_rows_break_the_trace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "number_bytes", "rows"), [(1280, 8, 1280), (1280, 4, 1280), (1280, 2, 640), (4, 2, 2)]
+    ("width", "number_bytes", "rows"), [(1280, 8, 640), (1280, 4, 640), (1280, 2, 640), (4, 2, 2), (3, 2, 1), (1, 2, 0)]
 )
-def test_a_factor_is_used_where_it_is_smaller(width: int, number_bytes: int, rows: int) -> None:
+def test_a_factor_is_used_up_to_half_as_many_samples_as_columns(width: int, number_bytes: int, rows: int) -> None:
     assert most_rows(width, number_bytes) == rows
-    triangle = number_bytes * width * (width + 1) // 2
-    assert 2 * width * rows < triangle
-    assert rows == width or 2 * width * (rows + 1) >= triangle
+    assert 2 * width * rows < number_bytes * width * (width + 1) // 2
