@@ -78,7 +78,8 @@ class Calibration:
         Args:
             log_shares: (C,) or (N, C), log π; None where they do not count.
         """
-        raised = scores / self.temperature
+        with np.errstate(over="ignore"):  # the best is 0, however small T is, and others may be −inf
+            raised = (scores - scores.max(axis=1, keepdims=True)) / self.temperature
         if log_shares is not None and self.strength:
             raised = raised + self.strength * log_shares
         raised = raised - raised.max(axis=1, keepdims=True)
@@ -217,8 +218,8 @@ class Bins:
             return self
         answered = _shared_out(self.answered, photos)
         of_each = [(now / before if before else 0.0) for now, before in zip(answered, self.answered, strict=True)]
-        right = tuple(int(count * share) for count, share in zip(self.right, of_each, strict=True))
-        expected = tuple(int(count * share) for count, share in zip(self.expected, of_each, strict=True))
+        right = tuple(round(count * share) for count, share in zip(self.right, of_each, strict=True))
+        expected = tuple(round(count * share) for count, share in zip(self.expected, of_each, strict=True))
         return Bins(_shared_out(self.true, photos), answered, right, expected)
 
     def to_bytes(self) -> bytes:
@@ -232,7 +233,7 @@ class Bins:
             return None
         counts = np.frombuffer(written, "<u4").astype(np.int64)
         true, answered, right, expected = np.split(counts, [_TRUE_BINS, _TRUE_BINS + BINS, _TRUE_BINS + 2 * BINS])
-        if true.sum() != answered.sum() or (right > answered).any() or (expected > 1_000 * answered + 1).any():
+        if true.sum() != answered.sum() or (right > answered).any() or (expected > 1_000 * answered).any():
             return None
         return cls(*(tuple(map(int, part)) for part in (true, answered, right, expected)))
 

@@ -1,7 +1,7 @@
 """The calibration of a fleet's answers: devices' reports, kept in the store, and what is announced of them.
 
 `contract/wire/calibration_messages.py` says what devices report. The newest report of each device stays in the store.
-They are pooled when one has come, at most every `PACE_S` seconds:
+They are pooled when one has come, at most every `PACE_S` seconds, and `PACE_OF_DEVICE_S` more for each device:
 
 1. The way of answering is the one that most devices report. Reports of other ways do not count.
 2. The tables are pooled, and the best temperature and strength are chosen (`contract/calibration.py`). What is
@@ -26,11 +26,13 @@ from protofleet.aggregator.rounds.round_machine import MAX_DEVICES
 from protofleet.contract.calibration import chosen, most_of, pooled
 from protofleet.contract.errors import WireError
 from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
-from protofleet.contract.wire.fields import read_map, write_map
+from protofleet.contract.wire.fields import MAX_UINT, read_map, write_map
 
 __all__ = [
     "CLEAR",
     "MORE",
+    "MOST_PHOTOS",
+    "PACE_OF_DEVICE_S",
     "PACE_S",
     "CalibrationTable",
     "calibration_facts",
@@ -40,7 +42,8 @@ __all__ = [
 
 CLEAR = 0.005  # nats a photo: less is no reason to announce anew
 MORE = 1.25
-PACE_S = 0.5
+PACE_S, PACE_OF_DEVICE_S = 0.5, 0.0003  # pooling takes about a tenth of the latter
+MOST_PHOTOS = 4_000_000  # in announced bins: thousandths of more may not fit their four bytes
 
 Reports = Mapping[str, CalibrationReport]
 
@@ -101,7 +104,7 @@ class CalibrationTable:
         Args:
             now: seconds of a steady clock.
         """
-        if not self._is_due or now - self._pooled_at < PACE_S:
+        if not self._is_due or now - self._pooled_at < PACE_S + PACE_OF_DEVICE_S * len(self._reports):
             return False
         self._pooled_at, self._is_due = now, False
         newer = fleet_calibration(self._reports, self.announced)
@@ -133,8 +136,8 @@ def fleet_calibration(reports: Reports, before: AnnouncedCalibration | None) -> 
         return AnnouncedCalibration()
     most = most_of([report.photos for report in told])
     counted = [bins.at_most(most) for report in told if report.calibration == best and (bins := report.bins)]
-    total = sum(counted[1:], counted[0]).to_bytes() if counted else b""
-    photos = sum(min(report.photos, most) for report in told)
+    total = sum(counted[1:], counted[0]).at_most(MOST_PHOTOS).to_bytes() if counted else b""
+    photos = min(sum(min(report.photos, most) for report in told), MAX_UINT)
     return AnnouncedCalibration(way, best.temperature, best.strength, photos, len(told), total)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from protofleet.contract.calibration import (
     LEAST_PHOTOS,
     Bins,
     Calibration,
+    SurpriseTable,
     chosen,
     log_shares,
     surprise_table,
@@ -66,13 +68,16 @@ class HeldOut:
         """log π (C,) of the device."""
         return log_shares(first_counts(self.counts))
 
+    @cached_property
+    def _table(self) -> SurpriseTable:
+        return surprise_table(self.scores.astype(np.float64), self.labels, self.log_shares)
+
     def report(self, announced: AnnouncedCalibration) -> CalibrationReport | None:
         """What is told of these photos, with bins where the announced calibration is of this way; None for no photos,
         or without a global state."""
         if not len(self.labels) or not self.version:
             return None
-        table = surprise_table(self.scores.astype(np.float64), self.labels, self.log_shares)
-        report = CalibrationReport(self.run, self.version, self.way, len(self.labels), table.to_bytes())
+        report = CalibrationReport(self.run, self.version, self.way, len(self.labels), self._table.to_bytes())
         if announced.way != self.way:
             return report
         best = announced.calibration
@@ -83,7 +88,7 @@ class HeldOut:
         """What this device alone makes of them: no calibration where there are fewer than `LEAST_PHOTOS`."""
         best = None
         if len(self.labels) >= LEAST_PHOTOS:
-            best = chosen(surprise_table(self.scores.astype(np.float64), self.labels, self.log_shares))
+            best = chosen(self._table)
         counts, limit = tuple(map(int, self.counts)), self._limit()
         if best is None:
             return Known(counts)

@@ -209,3 +209,24 @@ def test_the_scale_of_a_head_follows_its_size_and_that_of_logits_is_one() -> Non
         100 * nearest_answer(weight, np.ones(5, bool)).scale
     )
     assert linear_answer(np.zeros((3, 4)), unit=True).scale == 1.0
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e6])
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_any_temperature_that_may_be_announced_gives_probabilities(temperature: float, strength: float) -> None:
+    scores, labels = photos(11, 30)
+    found = Calibration(temperature, strength).log_probabilities(scores, log_shares(np.array([9, 0, 1, 0])))
+    np.testing.assert_allclose(np.exp(found).sum(axis=1), 1.0)
+    assert Bins.of(found, labels).photos == 30
+    if temperature < 1:
+        np.testing.assert_array_equal(found.argmax(axis=1), scores.argmax(axis=1))
+
+
+def test_a_device_that_counts_for_fewer_photos_loses_no_right_answers_by_rounding() -> None:
+    answered, right = (0,) * 5 + (30, 30, 30, 30, 180), (0,) * 5 + (16, 20, 22, 26, 171)
+    expected = tuple(1_000 * count for count in right)
+    bins = Bins((0,) * 10 + (300,) + (0,) * 9, answered, right, expected)
+    fewer = bins.at_most(30)
+    assert fewer.answered == (0,) * 5 + (3, 3, 3, 3, 18)
+    assert fewer.right == (0,) * 5 + (2, 2, 2, 3, 17)
+    assert bins.at_most(299).right[-1] in (170, 171)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from protofleet.aggregator.monitoring.calibration import CLEAR, PACE_S, CalibrationTable, fleet_calibration
+from protofleet.aggregator.monitoring.calibration import (
+    CLEAR,
+    MOST_PHOTOS,
+    PACE_OF_DEVICE_S,
+    PACE_S,
+    CalibrationTable,
+    fleet_calibration,
+)
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.stored_run import stored_run
 from protofleet.contract.calibration import STRENGTHS, TEMPERATURES, Bins, Calibration, SurpriseTable
+from protofleet.contract.errors import WireError
 from protofleet.contract.wire.calibration_messages import AnnouncedCalibration, CalibrationReport
+from protofleet.contract.wire.fields import MAX_UINT
 
 BUNDLE = bytes(range(32))
 
@@ -46,8 +56,8 @@ def test_reports_are_pooled_announced_kept_and_read_again(tmp_path: Path) -> Non
         assert table.announced == first
         assert not table.renew(100.0)  # nothing has come
         told(table, "b", report(store.run, (4, 2), 50, at=first.calibration))
-        assert not table.renew(10.0 + PACE_S / 2)
-        assert table.renew(10.0 + PACE_S)
+        assert not table.renew(10.0 + PACE_S + PACE_OF_DEVICE_S)  # two devices
+        assert table.renew(10.0 + PACE_S + 3 * PACE_OF_DEVICE_S)
         bins = table.announced.bins
         assert bins is not None
         assert (table.announced.photos, table.announced.devices, bins.photos) == (80, 2, 50)
@@ -113,3 +123,23 @@ def test_a_forgotten_device_is_out_of_the_pool_and_of_the_file(tmp_path: Path) -
         store.calibration.forget("b")
         assert store.calibration.renew(20.0)
         assert store.calibration.announced.calibration == Calibration(TEMPERATURES[4], STRENGTHS[2])
+
+
+def test_more_photos_than_four_bytes_can_count_are_announced_as_shares() -> None:
+    run, at = bytes(4), Calibration(TEMPERATURES[4], STRENGTHS[2])
+    fleet = {f"d{number}": report(run, (4, 2), 1_000_000, at=at) for number in range(5)}  # 4.75e9 thousandths
+    found = fleet_calibration(fleet, None)
+    assert (found.photos, found.devices, found.bins and found.bins.photos) == (5_000_000, 5, MOST_PHOTOS)
+    assert found.bins is not None
+    assert found.bins.error == pytest.approx(0.05, abs=1e-5)
+    many = {f"d{number}": report(run, (4, 2), 4_000_000, at=at) for number in range(1_100)}
+    assert fleet_calibration(many, None).photos == MAX_UINT
+
+
+def test_bins_that_could_only_be_true_alone_are_no_report() -> None:
+    """Two devices that each say a thousandth more than is possible would have added up to what cannot be announced."""
+    said = report(bytes(4), (4, 2), 50, at=Calibration(TEMPERATURES[4], STRENGTHS[2]))
+    counts = np.frombuffer(said.counts, "<u4").copy()
+    counts[40] = 1  # of no photos
+    with pytest.raises(WireError):
+        replace(said, counts=counts.tobytes())

@@ -133,3 +133,19 @@ def test_novelty_is_minus_the_largest_score_in_its_units() -> None:
     found = LargestScoreNovelty(answer, 0.5)
     np.testing.assert_allclose(found.of(features), -answer.scores(features).max(axis=1) / answer.scale)
     assert (found.threshold, LargestScoreNovelty(answer).threshold) == (0.5, None)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e6])
+def test_no_announced_temperature_ends_a_device(temperature: float) -> None:
+    told = held_out(30).report(AnnouncedCalibration("linear", temperature, 1.0, 30, 1))
+    assert told is not None
+    assert told.bins is not None
+    assert told.bins.photos == 30
+
+
+def test_photos_are_put_into_a_table_once(monkeypatch) -> None:
+    held = held_out(30)
+    first = held.report(AnnouncedCalibration())
+    monkeypatch.setattr("protofleet.edge_client.device.calibration.surprise_table", None)
+    assert held.report(AnnouncedCalibration()) == first
+    assert held.known().own.way == "linear"
