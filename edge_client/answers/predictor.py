@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle
-from protofleet.contract.calibration import Calibration
+from protofleet.contract.calibration import LEAST_PHOTOS, Bins, Calibration
 from protofleet.contract.console.logs import Changes
 from protofleet.contract.errors import DataError, ProtofleetError, UsageError, near_names
 from protofleet.contract.heads.answers import way_in_words
@@ -247,13 +247,22 @@ class Predictor:
         """What the probabilities rest on, in words."""
         ready = self._ready
         if ready.calibration is None:
-            return "no probabilities: no held-out photos have said how sure these answers may be"
+            least = f"{LEAST_PHOTOS} held-out photos that said how sure these answers may be"
+            return f"no probabilities: neither this device nor its fleet has {least}"
         calibration = ready.calibration
         strength = self._effective_strength(ready)
         of_devices = f" of {counted(calibration.devices, 'device')}" if calibration.devices > 1 else ""
         line = f"probabilities by {ready.calibrated_by} {counted(calibration.photos, 'held-out photo')}{of_devices}"
         shares = f"what this device usually sees counts {_AMOUNTS.get(strength, f'{strength:g}')}"
-        return f"{line}; {shares}"
+        return f"{line}; {shares}{self._why_no_sets(ready)}"
+
+    def _why_no_sets(self, ready: _Ready) -> str:
+        """Why a coverage that was asked for gives no sets, in words; else empty."""
+        if self._coverage is None or self._bins(ready) is not None:
+            return ""
+        if not self._is_as_announced(ready):
+            return "; no sets: held-out photos have not said them for this, --answers auto"
+        return "; no sets: held-out photos are not counted yet"
 
     @property
     def threshold(self) -> float | None:
@@ -334,12 +343,16 @@ class Predictor:
     def _is_as_announced(self, ready: _Ready) -> bool:
         return ready.calibration is not None and self._effective_strength(ready) == ready.calibration.strength
 
+    def _bins(self, ready: _Ready) -> Bins | None:
+        """What sets follow from: it holds for the announced strength alone."""
+        return ready.calibration.bins if ready.calibration is not None and self._is_as_announced(ready) else None
+
     def _sets(
         self, ready: _Ready, probabilities: NDArray[np.float64] | None, scores: NDArray[np.float64]
     ) -> NDArray[np.bool_] | None:
-        """Which classes belong to each image's set, the best always. The bins hold for the announced strength alone."""
-        bins = None if ready.calibration is None else ready.calibration.bins
-        if self._coverage is None or bins is None or probabilities is None or not self._is_as_announced(ready):
+        """Which classes belong to each image's set, the best always."""
+        bins = self._bins(ready)
+        if self._coverage is None or bins is None or probabilities is None:
             return None
         sets = (probabilities >= bins.least_in_set(self._coverage)) & np.isfinite(scores)
         sets[np.arange(len(sets)), probabilities.argmax(axis=1)] = True

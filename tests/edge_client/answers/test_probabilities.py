@@ -156,6 +156,10 @@ def _what_predict_says(fleet: Fleet, state: Path, photo: np.ndarray, answers) ->
     code, said = run("predict", file, "--state", state, "--answers", "flet")
     assert code != 0
     assert "fleet" in said
+    code, said = run("predict", file, "--state", state, "--answers", "fleet", "--coverage", 0.8)
+    assert code == 0, said
+    assert "no sets: held-out photos have not said them for this, --answers auto" in said
+    assert "one of: " not in said
     code, said = run("predict", file, "--state", state, "--coverage", 1.5)
     assert code != 0
 
