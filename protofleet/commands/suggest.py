@@ -74,9 +74,11 @@ def suggest_command(
     if json is not None and not is_stdout(json):
         write_text(json, "")
     logger.info(f"{counted(len(names), 'photo')} without a name, {len(named):,} with one; by {looker.basis}")
+    if not len(named):
+        logger.info("--labelled PHOTOS says which photos have a name; none like these is then asked about first")
     for suggestion in chosen:
         name = names[suggestion.row]
-        console.print(printable(f"{name}: {_why(suggestion)}"), markup=False)
+        console.print(printable(f"{name}: {_why(suggestion, is_named=bool(len(named)))}"), markup=False)
         facts = {
             "schema": SCHEMA,
             "photo": name,
@@ -182,13 +184,14 @@ def _named(looker: _Looker, labelled: Path | None, learned: Learned | None) -> N
     return np.concatenate(found)
 
 
-def _why(suggestion: Suggestion) -> str:
-    """Why a photo is suggested, for a person."""
+def _why(suggestion: Suggestion, *, is_named: bool) -> str:
+    """Why a photo is suggested, for a person; `is_named`: whether any photo with a name is known."""
     others = suggestion.alike - 1
     alike = f"{counted(others, 'other')} like it" if others else "no other like it"
+    before = "with a name or suggested already" if is_named else "suggested already"
     reasons = {
-        "new": f"unlike every photo with a name, {alike}",
-        "unsure": f"like photos with a name, but the answer is {suggestion.uncertainty:.0%} unsure, {alike}",
+        "new": f"unlike every photo with a name, {alike}" if is_named else f"a kind of its own, {alike}",
+        "unsure": f"like photos {before}, and the answer is {suggestion.uncertainty:.0%} unsure, {alike}",
         "random": "at random, so that what is taken for sure is asked about, too",
     }
     return reasons[suggestion.why]

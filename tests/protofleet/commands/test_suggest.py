@@ -60,6 +60,9 @@ def test_with_a_bundle_alone_kinds_are_told_apart_and_copies_asked_about_once(tm
     assert "70 photos without a name, 0 with one; by how they differ, there is no answer yet" in said
     after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file != out}
     assert after == before  # nothing is written
+    assert "a kind of its own, " in said
+    assert "a name, " not in said.replace("without a name, 0 with", "")  # none is known that has one
+    assert "--labelled PHOTOS says which photos have a name" in said
     code, again = run("suggest", tmp_path / "new", "--bundle", path, "--count", 8, "--random", 0.25)
     assert again == said
 
@@ -75,6 +78,8 @@ def test_named_photos_are_not_asked_about_again(tmp_path: Path) -> None:
     code, said = run("suggest", tmp_path / "new", *words)
     assert code == 0, said
     assert "36 photos without a name, 20 with one" in said
+    assert "unlike every photo with a name, " in said
+    assert "--labelled PHOTOS" not in said
     assert any(one["photo"].endswith("-4.png") for one in _lines(out))
 
 
@@ -109,3 +114,12 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
         code, said = run("suggest", *words)
         assert code != 0
         assert expected in error_line(said)
+
+
+def test_copies_alone_are_said_to_be_like_what_was_suggested(tmp_path: Path) -> None:
+    x, y = share(0, (0,), 1)
+    path, new = made_bundle(tmp_path / "f.bundle", "ncm"), _written(tmp_path / "new", x.repeat(5, 0), y.repeat(5))
+    code, said = run("suggest", new, "--bundle", path, "--count", 3, "--random", 0)
+    assert code == 0, said
+    assert said.count("a kind of its own, 4 others like it") == 1
+    assert said.count("like photos suggested already, and the answer is 100% unsure, 4 others like it") == 2
