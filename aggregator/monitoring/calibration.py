@@ -179,7 +179,9 @@ def _reports(db: Connection) -> dict[str, CalibrationReport]:
     found = {}
     for device, report in db.execute("SELECT device, report FROM calibration").fetchall():
         try:
-            found[str(device)] = read_map(CalibrationReport, cbor2.loads(bytes(report)))
+            fields = cbor2.loads(bytes(report))
+            if isinstance(fields, dict):
+                found[str(device)] = read_map(CalibrationReport, fields)
         except (WireError, cbor2.CBORError, ValueError):
             continue
     return found

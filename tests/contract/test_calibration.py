@@ -230,3 +230,28 @@ def test_a_device_that_counts_for_fewer_photos_loses_no_right_answers_by_roundin
     assert fewer.answered == (0,) * 5 + (3, 3, 3, 3, 18)
     assert fewer.right == (0,) * 5 + (2, 2, 2, 3, 17)
     assert bins.at_most(299).right[-1] in (170, 171)
+
+
+def test_what_saves_as_much_as_asked_for_and_no_more_changes_nothing() -> None:
+    surprise = np.ones((len(TEMPERATURES), len(STRENGTHS)))
+    surprise[3, 0], surprise[5, 0] = 0.5, 0.25
+    before = Calibration(TEMPERATURES[3])
+    assert chosen(SurpriseTable(surprise, 1_000), before, 0.25) == before
+
+
+def test_a_table_ends_at_twenty_nats() -> None:
+    most = np.full(TABLE_BYTES // 2, 20 * 1_024, "<u2")
+    assert SurpriseTable.of_bytes(most.tobytes(), 1) is not None
+    assert SurpriseTable.of_bytes((most + np.uint16(1)).tobytes(), 1) is None
+
+
+def test_bins_and_sets_of_a_few_photos_by_hand() -> None:
+    """Log-odds of 0.3 are −0.85, those of 0.9 are 2.20: below 0 and below 3."""
+    right = np.array([0.3] + [0.9] * 18)
+    found, labels = np.log(np.stack([right, 1.0 - right], axis=1)), np.zeros(19, int)
+    bins = Bins.of(found, labels)
+    assert [(place, count) for place, count in enumerate(bins.true) if count] == [(9, 1), (12, 18)]
+    assert bins.least_in_set(0.9) == pytest.approx(1 / (1 + math.exp(-2)))  # two of twenty may be left out, less one
+    assert bins.least_in_set(0.95) == pytest.approx(1 / (1 + math.exp(1)))  # none, and none is below −1
+    assert bins.least_in_set(0.96) == 0.0
+    assert Bins.of(found[1:10], labels[1:10]).least_in_set(0.9) == pytest.approx(1 / (1 + math.exp(-2)))

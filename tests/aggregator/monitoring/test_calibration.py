@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,3 +144,80 @@ def test_bins_that_could_only_be_true_alone_are_no_report() -> None:
     counts[40] = 1  # of no photos
     with pytest.raises(WireError):
         replace(said, counts=counts.tobytes())
+
+
+def test_names_beyond_the_largest_fleet_are_ignored_and_known_ones_are_not(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("protofleet.aggregator.monitoring.calibration.MAX_DEVICES", 1)
+    with DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet") as store:
+        for device, best in (("a", (4, 2)), ("b", (9, 0)), ("a", (6, 0))):
+            told(store.calibration, device, report(store.run, best))
+        assert store.calibration.renew(10.0)
+        assert store.calibration.announced == AnnouncedCalibration("linear", TEMPERATURES[6], 0.0, 30, 1)
+
+
+def test_a_report_that_is_heard_again_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        for at in (1.0, 2.0):
+            told(store.calibration, "a", report(store.run, (4, 2)), at)
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT told_at FROM calibration").fetchall() == [(1.0,)]
+    db.close()
+
+
+@pytest.mark.parametrize("row", ["x'00'", "x'80'", "x'a0'", "x'ff'", "x''"])
+def test_a_row_that_cannot_be_read_counts_as_none(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "store.sqlite"
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        told(store.calibration, "a", report(store.run, (4, 2)))
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE calibration SET report = {row}")
+    db.close()
+    with DurableStore(path, BUNDLE, "fleet") as store:
+        assert store.calibration.announced == AnnouncedCalibration()
+
+
+def test_what_held_for_another_way_of_answering_does_not_stay() -> None:
+    run = bytes(4)
+    near = np.full((len(TEMPERATURES), len(STRENGTHS)), 2.0)
+    near[4, 2], near[5, 2] = 0.5 + CLEAR / 2, 0.5
+    said = CalibrationReport(run, 4, "linear", 30, SurpriseTable(near, 30).to_bytes())
+    before = AnnouncedCalibration("head", TEMPERATURES[4], STRENGTHS[2], 30, 1)
+    assert fleet_calibration({"a": said}, before).calibration == Calibration(TEMPERATURES[5], STRENGTHS[2])
+
+
+def test_photos_that_were_counted_at_another_choice_are_not_added() -> None:
+    at = Calibration(TEMPERATURES[4], STRENGTHS[2])
+    fleet = {
+        "a": report(bytes(4), (4, 2), 30, at=at),
+        "b": report(bytes(4), (4, 2), 40, at=replace(at, strength=0.0)),
+        "c": report(bytes(4), (4, 2), 40, at=replace(at, temperature=TEMPERATURES[5])),
+    }
+    bins = fleet_calibration(fleet, None).bins
+    assert bins is not None
+    assert bins.photos == 30
+
+
+def test_a_quarter_more_counted_photos_are_news_and_fewer_are(tmp_path: Path) -> None:
+    at = Calibration(TEMPERATURES[4], STRENGTHS[2])
+    with DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet") as store:
+        table = store.calibration
+
+        def news(device: str, photos: int, now: float, counted: Calibration | None = at) -> bool:
+            told(table, device, report(store.run, (4, 2), photos, at=counted))
+            return table.renew(now)
+
+        assert news("a", 40, 10.0)
+        assert not news("b", 9, 20.0)
+        assert news("b", 10, 30.0)
+        assert news("b", 10, 40.0, None)  # not counted at this choice any more
+        assert table.announced.bins is not None
+        assert table.announced.bins.photos == 40
+
+
+def test_what_was_heard_of_a_device_that_is_forgotten_is_not_written(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet") as store:
+        store.calibration.hear("a", report(store.run, (4, 2)), max_samples=1_000)
+        store.calibration.forget("a")
+        store.calibration.commit_heard(1.0)
+        assert not store.calibration.renew(10.0)

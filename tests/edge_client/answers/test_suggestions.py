@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.contract.heads.sphere import unit_rows
-from protofleet.edge_client.answers.suggestions import groups_of, suggested
+from protofleet.edge_client.answers.suggestions import groups_of, suggested, uncertainty_of
 
 D = 16
 
@@ -66,9 +68,29 @@ def test_copies_are_asked_about_once_before_other_kinds_were() -> None:
 
 def test_what_the_head_is_unsure_of_comes_first() -> None:
     features, kind = photos(7, 2, 10)
-    unsure = np.where(kind == 1, 0.9, 0.1)
-    found = suggested(features, unsure, NONE, 2, random_share=0.0)
-    assert [int(kind[one.row]) for one in found] == [1, 0]
+    for first in (0, 1):
+        unsure = np.where(kind == first, 0.9, 0.1)
+        found = suggested(features, unsure, NONE, 2, random_share=0.0)
+        assert [int(kind[one.row]) for one in found] == [first, 1 - first]
+
+
+def test_of_a_group_the_photo_in_its_middle_is_suggested_and_its_others_are_no_news() -> None:
+    features, _ = photos(11, 1, 12)
+    found = suggested(features, np.ones(12), NONE, 1, random_share=0.0)
+    assert [one.row for one in found] == [int((features @ features.mean(axis=0)).argmax())]
+    copies = suggested(np.repeat(features[:1], 4, axis=0), np.ones(4), NONE, 3, random_share=0.0)
+    assert [one.why for one in copies] == ["new", "unsure", "unsure"]
+
+
+def test_uncertainty_is_the_entropy_by_hand() -> None:
+    assert uncertainty_of(np.array([[0.0, 0.0, 0.0, 0.0]]), 1.0) == pytest.approx([1.0])
+    of_three = np.array([[0.0, 0.0, 0.0, -np.inf]])  # one is never answered
+    assert uncertainty_of(of_three, 1.0) == pytest.approx([1.0])
+    p = math.exp(4.0) / (1.0 + math.exp(4.0))  # a difference of four, in units of 2, at the temperature ½
+    expected = -(p * math.log(p) + (1.0 - p) * math.log(1.0 - p)) / math.log(2.0)
+    assert uncertainty_of(np.array([[4.0, 0.0]]), 2.0) == pytest.approx([expected])
+    calibrated = np.array([[p, 1.0 - p]])
+    assert uncertainty_of(np.array([[9.0, 0.0]]), 1.0, calibrated) == pytest.approx([expected])
 
 
 def test_groups_are_those_of_lloyds_algorithm() -> None:
@@ -79,6 +101,16 @@ def test_groups_are_those_of_lloyds_algorithm() -> None:
         assert apart[group[row]] == pytest.approx(min(apart), abs=1e-6)
     for number in np.unique(group):
         np.testing.assert_allclose(middles[number], features[group == number].mean(axis=0), atol=1e-5)
+
+
+def test_each_photo_is_in_the_group_of_the_nearest_middle_where_middles_are_not_alike_long() -> None:
+    features, _ = photos(13, 5, 20, spread=0.5)
+    features[:20] = features[0]  # a middle on the sphere, beside others well within it
+    group, middles = groups_of(features, 5, np.random.default_rng(0))
+    assert np.ptp(np.linalg.norm(middles, axis=1)) > 0.2
+    for row, photo in enumerate(features):
+        apart = ((photo - middles) ** 2).sum(axis=1)
+        assert apart[group[row]] == pytest.approx(apart.min(), abs=1e-6)
 
 
 def test_more_groups_than_different_photos_are_as_many_as_these() -> None:

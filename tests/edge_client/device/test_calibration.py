@@ -149,3 +149,24 @@ def test_photos_are_put_into_a_table_once(monkeypatch) -> None:
     monkeypatch.setattr("protofleet.edge_client.device.calibration.surprise_table", None)
     assert held.report(AnnouncedCalibration()) == first
     assert held.known().own.way == "linear"
+
+
+def test_bins_that_cannot_be_of_the_same_photos_are_not_announced() -> None:
+    counts = np.zeros(Bins.BYTES // 4, "<u4")
+    counts[0] = 1  # by the right class one photo, by the answer none
+    with pytest.raises(WireError, match="counts of the same photos"):
+        AnnouncedCalibration("linear", counts=counts.tobytes())
+
+
+def test_of_twenty_photos_all_stay_known_and_of_thirty_nine_all_but_one() -> None:
+    for photos, lost in ((LEAST_PHOTOS, 0), (39, 1)):
+        held = held_out(photos)
+        limit = held.known().limit
+        assert limit is not None
+        assert (-held.scores.max(axis=1) > limit).sum() == lost
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf")])
+def test_a_limit_that_is_no_number_is_refused(limit: float) -> None:
+    with pytest.raises(ValueError, match="a limit of novelty"):
+        Known.read(replace(held_out(30).known(), limit=limit).written())
