@@ -86,6 +86,7 @@ def test_class_means_that_moved_are_found_where_photos_are_as_near_as_usual() ->
     assert found is not None
     assert (found.figure, found.now, found.usual) == ("moved", 4.0, 1.0)
     assert departure([*history, *[Drift(30, 0.0, 1.0)] * 2]) is None  # not told any more
+    assert departure([*history, *[Drift(30, 0.0, 1.0, 4.0)] * 2, Drift(30, 0.0, 1.0)]) is None  # nor then
     older = [Drift(30, 0.0, 1.0)] * 20  # of a release that did not tell it
     assert departure([*older, *[Drift(30, 0.0, 1.0, 4.0)] * 2]) is None
     assert departure([*older, *history, *[Drift(30, 0.0, 1.0, 4.0)] * 2]) is not None

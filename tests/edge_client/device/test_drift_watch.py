@@ -15,7 +15,8 @@ from edge_peer import FLEET, Peer
 from edge_samples import fashion
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
-from protofleet.contract.drift import FARTHEST, LEAST, read_drift
+from protofleet.contract.drift import FARTHEST, LEAST, MOST_MOVED, read_drift
+from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.device import Device
@@ -56,6 +57,14 @@ def test_new_photos_are_compared_with_the_earlier_ones(bundle: Bundle, tmp_path:
     assert (usual.samples, watch.measure()) == (40, None)
     assert 0.5 < usual.distance < 1.6
     assert usual.unlike < 0.2
+
+    def of(start: int, stop: int) -> Reference:
+        made = Reference(device.classes, device.width)
+        for features, labels in device.frozen_features(np.arange(start, stop)):
+            made.add(np.asarray(unit_rows(features.astype(np.float64))), labels)
+        return made
+
+    assert usual.moved == pytest.approx(of(0, 60).moved(of(60, 100)))  # with the new ones not yet among the earlier
     again = DriftWatch(device, tmp_path)  # after a restart
     assert again.measure() is None
     odd = fashion(bundle, 30, (8, 9))  # bags and boots, where there were shirts and trousers
@@ -205,3 +214,17 @@ def test_how_far_class_means_moved_is_that_of_a_loop_and_one_where_nothing_chang
     assert np.mean(same) == pytest.approx(1.0, abs=0.05)
     assert of(*drawn(60)).moved(of(*drawn(30, shift=1.0))) > 3.0
     assert of(first[names < 2], names[names < 2]).moved(of(second[others == 2], others[others == 2])) is None
+
+
+def test_copies_of_one_class_say_no_more_than_may_be_said() -> None:
+    """Their usual distance is 0: whatever is otherwise is as far as can be told, and a copy more is not."""
+    photo, other = np.eye(8)[:1], np.eye(8)[1:2]
+    had, same, came = Reference(3, 8), Reference(3, 8), Reference(3, 8)
+    had.add(np.repeat(photo, LEAST, axis=0), np.zeros(LEAST, np.int64))
+    assert not had.is_usable  # of so many photos one is what the mean cost
+    had.add(photo, np.zeros(1, np.int64))
+    assert had.is_usable
+    same.add(np.repeat(photo, LEAST, axis=0), np.zeros(LEAST, np.int64))
+    came.add(np.repeat(other, LEAST, axis=0), np.zeros(LEAST, np.int64))
+    assert (had.moved(same), had.moved(came)) == (0.0, MOST_MOVED)
+    np.testing.assert_array_equal(had.distances(np.concatenate([photo, other])), [0.0, FARTHEST])

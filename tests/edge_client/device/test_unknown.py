@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from protofleet.contract.heads.answers import linear_answer
-from protofleet.edge_client.device.unknown import USUAL_THRESHOLD, CentreNovelty, ScoreNovelty
+from protofleet.edge_client.device.answer_choice import Answering
+from protofleet.edge_client.device.unknown import (
+    USUAL_THRESHOLD,
+    CentreNovelty,
+    LargestScoreNovelty,
+    ScoreNovelty,
+    novelty_of,
+)
 
 
 @pytest.mark.parametrize("unit", [False, True])
@@ -38,3 +45,11 @@ def test_without_centres_it_is_one_minus_the_largest_probability() -> None:
     found = novelty.of(np.array([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]], np.float32))
     assert found == pytest.approx([2 / 3, 1 - math.exp(9) / (math.exp(9) + 2)])
     assert novelty.threshold is None
+
+
+@pytest.mark.parametrize("limit", [None, -0.5])
+def test_a_head_without_centres_has_the_largest_score_with_a_limit_or_without(limit: float | None) -> None:
+    answer = linear_answer(np.eye(3), unit=True)
+    found = novelty_of(Answering(answer, "bundle"), None, None, None, limit)  # type: ignore[arg-type]
+    assert isinstance(found, LargestScoreNovelty)
+    assert (found.answer, found.threshold) == (answer, limit)
