@@ -104,8 +104,13 @@ def test_bad_input_gets_one_line(tmp_path: Path) -> None:
     assert read_bundle(path).manifest.method == "ncm"
     empty = tmp_path / "empty"
     empty.mkdir()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("a.png", "b.jpg", "notes.txt"):  # the last is no photo by its name
+        (broken / name).write_bytes(b"no picture")
     for words, expected in (
         ((empty, "--bundle", path), "photos without a name, got 0 that cannot be read"),
+        ((broken, "--bundle", path), "photos without a name, got 2 that cannot be read"),
         ((tmp_path / "nowhere", "--bundle", path), "no photo at"),
         ((empty,), "expected --state or --bundle"),
         ((empty, "--state", tmp_path / "nowhere"), "a device's state directory"),
