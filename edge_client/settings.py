@@ -12,6 +12,8 @@ from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
+from protofleet.edge_client.cameras.camera import read_crop, read_every
+from protofleet.edge_client.cameras.sources import CAMERA_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
 
 __all__ = ["ClientSettings"]
@@ -24,6 +26,11 @@ def _provider(label: str, value: str) -> str:
 
 def _size(label: str, value: str) -> str:
     read_size(value, label)
+    return value
+
+
+def _crop(label: str, value: str) -> str:
+    read_crop(value, label)
     return value
 
 
@@ -43,9 +50,22 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         str,
         Option(
             "Labelled images: a folder per class, a .csv of path,label, a .npz of x and y, parquet. "
-            "Required, but with --withdraw."
+            "Required, but with --camera or --withdraw."
         ),
     ] = ""
+    camera: Annotated[
+        str | None,
+        Option(f"Answer about it, and keep its photos here to be named. {CAMERA_HELP}", metavar="SOURCE", url=True),
+    ] = None
+    every: Annotated[
+        str | float, Option("Time between two pictures of the camera.", check=read_every, metavar="DURATION")
+    ] = 5.0
+    crop: Annotated[
+        str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")
+    ] = None
+    keep_photos: Annotated[
+        str, Option("Disk for photos of the camera; the oldest leave.", check=_size, metavar="SIZE")
+    ] = "64MiB"
     test: Annotated[str | None, Option("Labelled images to test with after each round.")] = None
     hold_out: Annotated[
         float | None,
@@ -161,6 +181,8 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         super().check()
         if self.trust is not None and not (self.trust and all(self.trust)):  # which would be to believe everybody
             raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
+        if self.crop is not None and self.camera is None:
+            raise UsageError("--crop", expected="--camera, whose pictures it is of", got="none")
         if self.test is not None and self.hold_out:
             raise UsageError(
                 "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"

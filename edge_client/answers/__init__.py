@@ -1,6 +1,7 @@
 """Photos to answers, with what the device knows.
 
 `knowledge` reads what is known from a state directory; `predictor` answers;
+`camera_answers` does so for the client's own camera, and keeps the photos;
 `class_shares` counts what the device sees; `suggestions` says which photos to name;
 `answer_publisher` sends answers to a broker, where that is asked for.
 """

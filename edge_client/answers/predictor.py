@@ -157,6 +157,7 @@ class Predictor:
         answers: how much the device's own class shares count: `auto` as much as held-out photos said, `own` fully,
             `fleet` not at all.
         coverage: the share of images whose set is to hold the right class; None for no sets.
+        extractors: gives the extractor of a bundle with these own weights, or with its own; one of its own when None.
 
     Raises:
         UsageError: there is no such way, or none at all; the threshold is not a number; `own` where this device's class
@@ -176,7 +177,9 @@ class Predictor:
         newer: Callable[[], Knowledge | None] | None = None,
         answers: str = "auto",
         coverage: float | None = None,
+        extractors: Callable[[Weights | None], Extractor] | None = None,
     ) -> None:
+        self._extractors = extractors
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         m = bundle.manifest
@@ -456,6 +459,8 @@ class Predictor:
         same = before is not None and before.own == (own is not None) and _share_features(before.bundle, bundle)
         if before is not None and same and (own is None or before.known.rounds == known.rounds):
             return before.extractor
+        if self._extractors is not None:
+            return self._extractors(own)
         choice = self._providers.choice
         provider = self._providers.of(choice.answers if own is None else choice.own_answers)
         return Extractor(bundle, bundle.params if own is None else own, self._threads, provider)

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.edge_client.data.decode import (
     MAX_PIXELS,
@@ -33,7 +34,7 @@ from protofleet.edge_client.data.decode import (
 )
 from protofleet.edge_client.data.samples import pixel_hash
 
-__all__ = ["LARGEST_BYTES", "CameraGoneError", "Newest", "Pace", "Picture", "Reader", "read_crop"]
+__all__ = ["LARGEST_BYTES", "CameraGoneError", "Newest", "Pace", "Picture", "Reader", "read_crop", "read_every"]
 
 LARGEST_BYTES = 16 << 20  # of an encoded picture that comes from elsewhere
 _CROP = re.compile(r"(\d{1,5}),(\d{1,5}),([1-9]\d{0,4}),([1-9]\d{0,4})")
@@ -168,6 +169,18 @@ class Newest:
         if picture is None:
             raise CameraGoneError(self._why)
         return picture
+
+
+def read_every(label: str, value: str | float) -> float:
+    """The seconds between two pictures.
+
+    Raises:
+        UsageError: it is no duration, or none from 0.01 s to a day.
+    """
+    every_s = seconds(label, value)
+    if not 0.01 <= every_s <= 86_400:
+        raise UsageError(label, expected="0.01s to 1d", got=value)
+    return every_s
 
 
 def read_crop(text: str, option: str = "--crop") -> Crop:

@@ -4,6 +4,7 @@
 
 - the image as it trains: a PNG of the bundle's shape, which loses nothing;
 - its label;
+- what was answered about it before it was learned, where that is known, and when it was learned;
 - two hashes: of its pixels and of the file that it came from. Either one finds the example again. So a photo that is
   learned twice counts once, with its last label.
 
@@ -27,6 +28,7 @@ import hashlib
 import io
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +53,8 @@ KIND = Kind(
     application_id=0x50464C45,  # "PFLE"
     steps=(
         "CREATE TABLE examples (pixels BLOB PRIMARY KEY, source BLOB NOT NULL, label TEXT NOT NULL, png BLOB NOT NULL)",
+        "ALTER TABLE examples ADD COLUMN answered TEXT NOT NULL DEFAULT '';"
+        "ALTER TABLE examples ADD COLUMN learned_s REAL NOT NULL DEFAULT 0",
     ),
     pragmas={"cache_size": -1024, "secure_delete": 1},
 )
@@ -126,8 +130,12 @@ class LearnedFile:
     def __init__(self, directory: Path, labels: tuple[str, ...]) -> None:
         self._path, self._labels = directory / FILE, labels
 
-    def learn(self, example: Example, label: str) -> Outcome:
+    def learn(self, example: Example, label: str, *, answered: str = "") -> Outcome:
         """Keep the example with this label, whatever was known of it. It is on the disk on return.
+
+        Args:
+            answered: the label that was answered about it before; empty where nobody asked. A corrected example keeps
+                its first one.
 
         Raises:
             DataError: the bundle has no such class.
@@ -141,12 +149,14 @@ class LearnedFile:
                 hint=near_names(label, self._labels[:1000]),
             )
         with self._changing() as db:
-            known = db.execute("SELECT label FROM examples WHERE pixels = ? OR source = ?", _hashes(example)).fetchall()
-            if known == [(label,)]:
+            query = "SELECT label, answered FROM examples WHERE pixels = ? OR source = ?"
+            known = db.execute(query, _hashes(example)).fetchall()
+            if len(known) == 1 and known[0][0] == label:
                 return "known"
             db.execute("DELETE FROM examples WHERE pixels = ? OR source = ?", _hashes(example))
-            row = (example.pixels, example.source, label, _png(example.x))
-            db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?)", row)  # a damaged index hides a row
+            answered = next((str(before) for _, before in known if before), answered)
+            row = (example.pixels, example.source, label, _png(example.x), answered, time.time())
+            db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?, ?, ?)", row)  # a damaged index hides a row
         return "corrected" if known else "learned"
 
     def unlearn(self, example: Example) -> str:
@@ -156,11 +166,15 @@ class LearnedFile:
             DataError: it was not learned.
             StoreError: as `learn`.
         """
+        return self.unlearn_hashed(*_hashes(example))
+
+    def unlearn_hashed(self, pixels: bytes, source: bytes = b"") -> str:
+        """As `unlearn`, of an example whose hashes are known."""
         row = None
         if os.path.exists(self._path):
             with self._changing(erasing=True) as db:
                 query = "DELETE FROM examples WHERE pixels = ? OR source = ? RETURNING label"
-                row = db.execute(query, _hashes(example)).fetchone()
+                row = db.execute(query, (pixels, source)).fetchone()
         if row is None:
             raise DataError("nothing to unlearn", expected="a photo that this device was taught", got="another one")
         return str(row[0])
@@ -259,6 +273,20 @@ class Learned:
         if missing is not None:
             raise DataError(f"{self._path}", expected="labels of the bundle's", got=repr(missing)[:80])
         return np.array([manifest.labels.index(label) for label in self.labels], np.int64)
+
+    def asked_before(self) -> list[tuple[str, str]]:
+        """The label of each example and what was answered before it was learned, in the order of learning.
+
+        The latter is empty where nobody asked.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if not os.path.exists(self._path):
+            return []
+        with self._reading() as db:
+            rows = db.execute("SELECT label, answered FROM examples ORDER BY learned_s, rowid").fetchall()
+            return [(str(label), str(answered)) for label, answered in (typed(row, str, str) for row in rows)]
 
     def images(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
         """The encoded images of these examples.

@@ -221,13 +221,17 @@ class OwnSamples:
             self._test, self._test_beside = test if len(test) else None, self.learned.mark
         held_out: LocalData | None = None
         if self._arrays is not None:
-            whole = from_arrays(*self._arrays, m)
+            has_none = settings.camera is not None and not len(self._arrays[1])  # but what it is taught
+            whole = LocalData(*self._arrays) if has_none else from_arrays(*self._arrays, m)
             data, held_out = self.learned.added(*hold_back(whole, share=share, least=LEAST, draws=draws), m)
         elif share or draws is not None:
             data, held_out = load_held_out(settings.data, m, share=share, least=LEAST, draws=draws, **options)
         else:
             data = load_data(settings.data, m, **options)
         if not len(data) and method(m.method).trains:  # all of them are held out
+            if settings.camera is not None and not settings.data:
+                expected = "a method that trains no network, or labelled photos beside the camera"
+                raise DataError("--camera without --data", expected=expected, got=m.method, hint="--data FOLDER")
             raise DataError(
                 settings.data, expected="photos to train on", got="few, and all held out", hint="more photos"
             )

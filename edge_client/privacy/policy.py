@@ -8,6 +8,8 @@
     blinded          = true             # no open sum: shares of sums alone, for the helper of client --helper-key
     figures          = ["accuracy"]     # of those in a status that are computed from samples
     joint_head       = true             # left out of a round, it and those that agree get a head of their sums
+    keep_photos      = false            # no photo of client --camera is kept on this device
+    keep_photos_for  = "7d"             # kept ones are removed after so long
     epsilon          = 4.0              # over every release of any kind,
     delta            = 1e-6             # with this δ,
     neighbours       = "add-remove"     # for data that differs in one sample more or fewer; or "replace"
@@ -31,6 +33,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import UsageError, near_names
 from protofleet.contract.files.atomic_files import read_toml
 from protofleet.contract.methods import METHODS
@@ -74,6 +77,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     releases_per_day: float | None = None
     blinded: bool = False
     joint_head: bool = False
+    keep_photos: bool = True
+    keep_photos_for: str | None = None
     figures: tuple[Figure, ...] | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -107,6 +112,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def allows_encoding(self, encoding: str) -> bool:
         """Whether numbers may travel so."""
         return self.encodings is None or encoding in self.encodings
+
+    @property
+    def keeps_photos_for_s(self) -> float | None:
+        """How long a camera's photo may be kept at most; None where that is not restricted."""
+        return None if self.keep_photos_for is None else seconds("keep_photos_for", self.keep_photos_for)
 
     @property
     def window_s(self) -> float | None:
@@ -183,6 +193,9 @@ def looser(now: Policy, before: Policy) -> tuple[str, ...]:
         most, limit = getattr(now, name), getattr(before, name)
         keys += [name] * (limit is not None and (most is None or most > limit))
     keys += ["joint_head"] * (now.joint_head and not before.joint_head)
+    keys += ["keep_photos"] * (now.keep_photos and not before.keep_photos)
+    longest, limit_s = now.keeps_photos_for_s, before.keeps_photos_for_s
+    keys += ["keep_photos_for"] * (limit_s is not None and (longest is None or longest > limit_s))
     keys += ["blinded"] * (before.blinded and not now.blinded)
     keys += ["neighbours"] * (before.is_private and now.neighbours != before.neighbours)
     restricts = msgspec.structs.replace(before, ledger=None, joint_head=False) != Policy()
@@ -223,6 +236,9 @@ def _check_ranges(where: str, policy: Policy) -> None:
         ("epsilon", policy.epsilon, 1e-6, 1e6),
         ("delta", policy.delta, 1e-15, 0.5),
     ]
+    if policy.keep_photos_for is not None and not seconds(f"{where}: keep_photos_for", policy.keep_photos_for):
+        got, hint = policy.keep_photos_for, "keep_photos = false"
+        raise UsageError(f"{where}: keep_photos_for", expected="a duration above 0", got=got, hint=hint)
     for name, value, low, high in limits:
         if value is not None and not low <= value <= high:
             raise UsageError(f"{where}: {name}", expected=f"{low:g} to {high:g}", got=value)

@@ -35,7 +35,7 @@ from protofleet.contract.console.logs import Changes, about, of_round
 from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import LinkError
 from protofleet.contract.mqtt.link import Connected, Disconnected, Event
-from protofleet.contract.wire.messages import Announcement
+from protofleet.contract.wire.messages import Announcement, Receipt
 from protofleet.edge_client.device.drift_watch import DriftWatch
 from protofleet.edge_client.hardware import process_metrics
 from protofleet.edge_client.journal.journal import Journal
@@ -48,6 +48,7 @@ from protofleet.edge_client.rounds.waiting_notice import Waits
 from protofleet.edge_client.run.calibration_work import CalibrationWork
 from protofleet.edge_client.run.latest_state import KeptState
 from protofleet.edge_client.run.member import Member
+from protofleet.edge_client.run.photo_work import PhotoWork
 from protofleet.edge_client.run.round_work import Line, Own, RoundWork
 
 __all__ = ["SUMMARY_SCHEMA", "Client", "Figures"]
@@ -91,6 +92,7 @@ class Client:
             of a run for a receipt.
         stopping: ends `run`, once it is set and nothing is being done.
         manager: of the service.
+        photos: of its camera; None for a client without.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Client:
         patience_s: float | None,
         stopping: threading.Event,
         manager: ServiceManager,
+        photos: PhotoWork | None = None,
     ) -> None:
         releases, until_finished = own.releases, not who.stays
         self._journal, self._own, self._rollout, self._figures = journal, own, rollout, figures
@@ -124,14 +127,14 @@ class Client:
         self._rounds = RoundWork(own, line, manager=manager, probation=rollout.probation)
         self._calibration = CalibrationWork(own.device, journal, tells=figures.tells_calibration)
         self._tells_new = releases.policy.allows_figure("new-photos") and not own.blinding.is_on
-        self._waits = Waits()
+        self._waits, self._photos = Waits(), photos
         self._kept = KeptState(own.device, journal, member.follower, anew=rollout.probation.is_on)
         self._look_at_s = time.monotonic() + _LOOK_S
         self._count_new_photos()
         hearing = Hearing(
             announcement=rollout.announced,
             piece=lambda piece: rollout.take(piece, time.monotonic()),
-            settled=self._rounds.on_final_receipt,
+            settled=self._settled,
             news=self._rounds.take_receipt,
             judged=self._rounds.judged,
             joint=self._rounds.joint_part,
@@ -244,6 +247,9 @@ class Client:
         if self._kept.keep() or self._rollout.work(is_settled=not len(self._outbox)):
             return True
         self._look_for_photos()
+        announced = self._follower.announcement
+        if self._photos is not None and announced is not None:
+            self._photos.withheld(announced.withheld)
         if self._calibrate():
             return True
         standing = self._follower.standing
@@ -266,6 +272,11 @@ class Client:
             return True
         return self._rounds.compare() or self._calibration.test(self._follower.newest_state, time.monotonic())
 
+    def _settled(self, receipt: Receipt) -> None:
+        self._rounds.on_final_receipt(receipt)
+        if self._photos is not None:
+            self._photos.settled(receipt)
+
     def _add_kept(self) -> None:
         """What earlier processes left to be sent, but for what the policy of this start does not allow."""
         contributed = self._journal.contributed()
@@ -281,8 +292,11 @@ class Client:
                 self._outbox.add(self._member.who.identity.signed_anew(self._member.up, pending))
 
     def _take_part(self, task: Task) -> None:
+        naming = 0 if self._photos is None else self._photos.before()
         with about(**of_round(task.key)):
             step_ms = self._rounds.take_part(task)
+        if self._photos is not None:
+            self._photos.made(task.key, naming)
         changed = self._count_new_photos() | self._tell_refusal()
         first = step_ms is not None and self._health.step_ms is None
         self._health.step_ms = step_ms if first else self._health.step_ms
@@ -295,7 +309,10 @@ class Client:
         return before != self._health.refused
 
     def _stand(self, a: Announcement) -> bool:
+        naming = 0 if self._photos is None else self._photos.before()
         sent = self._rounds.stand(a)
+        if sent and self._photos is not None and self._rounds.newest is not None:
+            self._photos.made(self._rounds.newest.key, naming)
         if self._tell_refusal():
             self._member.publish_birth()
         if sent and self._count_new_photos() | self._measure_drift():
@@ -309,6 +326,8 @@ class Client:
         self._look_at_s = time.monotonic() + _LOOK_S
         if self._samples is not None:
             self._samples.look()
+        if self._photos is not None:
+            self._photos.let_old_ones_go()
         if self._count_new_photos():
             self._member.publish_birth()
 

@@ -129,6 +129,11 @@ class RoundWork:
         """The oldest round that is done and that the history does not have yet."""
         return next(iter(self._unreported), None)
 
+    @property
+    def newest(self) -> Report | None:
+        """The newest of these."""
+        return self._unreported[-1] if self._unreported else None
+
     def take_part(self, task: Task) -> float | None:
         """Do a round: it is durable, and in the outbox, on return.
 

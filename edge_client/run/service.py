@@ -10,6 +10,7 @@ If they cannot be done with a bundle on probation, that bundle is given up (`pro
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -17,12 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle, Manifest
 from protofleet.contract.bundle.native_kernels import runnable_forms
 from protofleet.contract.console.logs import about
 from protofleet.contract.console.service_manager import ServiceManager
+from protofleet.contract.console.sizes import read_size
 from protofleet.contract.errors import UsageError
 from protofleet.contract.identity.signing_keys import read_public_keys
 from protofleet.contract.identity.tokens import read_token
@@ -30,6 +33,9 @@ from protofleet.contract.methods import load_method, method
 from protofleet.contract.mqtt.link import Address
 from protofleet.contract.printable import counted
 from protofleet.contract.privacy.sealing import read_helper_public
+from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnswers
+from protofleet.edge_client.cameras.camera import read_crop
+from protofleet.edge_client.cameras.sources import camera_of
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
 from protofleet.edge_client.device.device import Device
@@ -41,6 +47,7 @@ from protofleet.edge_client.hardware.profile_record import measured_metrics
 from protofleet.edge_client.identity.signing_identity import Identity, identity_of
 from protofleet.edge_client.journal.journal import FILE as JOURNAL
 from protofleet.edge_client.messages.membership import Membership
+from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Figure, Policy, read_policy
@@ -50,6 +57,7 @@ from protofleet.edge_client.rollout.probation import ProbationWatch
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
 from protofleet.edge_client.run.client import Client, Figures
+from protofleet.edge_client.run.photo_work import PhotoWork
 from protofleet.edge_client.run.round_work import Own
 from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
@@ -77,8 +85,8 @@ class Service:
     """
 
     def __init__(self, settings: ClientSettings, arrays: tuple[NDArray[Any], NDArray[Any]] | None = None) -> None:
-        if arrays is None and not settings.data:
-            raise UsageError("protofleet client", expected="--data", got="none", hint="--help")
+        if arrays is None and not settings.data and settings.camera is None:
+            raise UsageError("protofleet client", expected="--data, or --camera", got="none", hint="--help")
         self._settings, self._arrays = settings, arrays
         self._stopping = threading.Event()
         self._client: Client | None = None
@@ -101,6 +109,11 @@ class Service:
         policy = Policy() if settings.policy is None else read_policy(settings.policy)
         if policy.blinded and settings.helper_key is None:
             raise UsageError(f"--policy {settings.policy}: blinded", expected="--helper-key beside it", got="none")
+        if settings.camera is not None:
+            camera_of(settings.camera)  # so that a mistake in it is known now
+            if not policy.keep_photos:
+                got = "keep_photos = false"
+                raise UsageError("--camera", expected="a --policy that lets photos be kept", got=got)
         keys = () if settings.trust is None else read_public_keys(settings.trust)
         of_us = about(fleet=settings.fleet, device=settings.id)
         with of_us, RolloutFile(Path(settings.state), make=bool(keys)) as file:
@@ -138,7 +151,12 @@ class Service:
         state = active.directory
         in_parts = trains_in_parts(settings, m, bundle.sha256, active.path, state)
         of_it = about(fleet=settings.fleet, bundle=bundle.sha256.hex())
-        with of_it, active.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
+        with (
+            of_it,
+            active.journal() as journal,
+            Ledger(ledger_path(file.state, policy)) as ledger,
+            contextlib.ExitStack() as parts,
+        ):
             active = _light(active)
             bundle = active.bundle
             own_method = method(m.method)
@@ -150,7 +168,7 @@ class Service:
                 settings,
                 m,
                 state,
-                self._arrays,
+                self._arrays if self._arrays is not None or settings.data else _no_arrays(m),
                 learned=Path(settings.state),
                 draw_key=journal.draw_key(),
                 rule=releases.hold_out(),
@@ -159,7 +177,13 @@ class Service:
             data, test = samples.data, samples.test
             providers = _providers(settings, active)
             trained = _with_fastest_step(settings, active, providers, in_parts=in_parts)
-            graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
+            graphs = CompiledGraphs(
+                trained,
+                settings.threads,
+                providers=providers,
+                in_parts=in_parts,
+                keeps_shared=settings.camera is not None,
+            )
             device = Device(
                 bundle,
                 data,
@@ -200,6 +224,9 @@ class Service:
                 manager=self._manager,
                 stopping=self._stopping,
             )
+            ring = None if settings.camera is None else _ring(settings, policy, m)
+            if ring is not None:
+                parts.callback(ring.close)
             client = self._client = Client(
                 Membership(
                     address,
@@ -224,7 +251,16 @@ class Service:
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 stopping=self._stopping,
                 manager=self._manager,
+                photos=PhotoWork(ring, own.learned, m.labels),
             )
+            if settings.camera is not None and ring is not None:
+                answers = OwnAnswers(state, bundle, graphs)
+                crop = None if settings.crop is None else read_crop(settings.crop)
+                camera = CameraAnswers(
+                    camera_of(settings.camera), answers, ring, every_s=float(settings.every), crop=crop
+                )
+                camera.start()
+                parts.callback(camera.stop)
             if self._is_look_due:
                 self.look()
             on_summary(client.summary(), False)
@@ -269,6 +305,17 @@ class Service:
         self._is_look_due = (client := self._client) is None
         if client is not None:
             client.look()
+
+
+def _ring(settings: ClientSettings, policy: Policy, manifest: Manifest) -> PhotoRing:
+    limit_bytes = read_size(settings.keep_photos, "--keep-photos")
+    for_s = policy.keeps_photos_for_s
+    return PhotoRing(Path(settings.state), basis_of(manifest), limit_bytes=limit_bytes, for_s=for_s)
+
+
+def _no_arrays(manifest: Manifest) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The samples of a device that has a camera alone: what it was taught is beside them."""
+    return np.empty((0, *manifest.input_shape), np.uint8), np.empty(0, np.int64)
 
 
 def _light(active: ActiveBundle) -> ActiveBundle:

@@ -10,6 +10,8 @@ vectors. If they are not as expected, nothing may be summed.
 
 from __future__ import annotations
 
+import threading
+
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.test_vectors import TOLERANCE, distance
 from protofleet.contract.errors import BundleError
@@ -30,6 +32,7 @@ class CompiledGraphs:
         providers: where each runs; the CPU unless one was chosen.
         keep: hand out the same trainer, and the same extractor of the bundle's weights, every time.
         in_parts: train each batch in parts of the bundle's micro-batch.
+        keeps_shared: keep the extractor of the bundle's weights alone, where it is used all the time.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class CompiledGraphs:
         providers: Providers | None = None,
         keep: bool = False,
         in_parts: bool = False,
+        keeps_shared: bool = False,
     ) -> None:
+        self._keeps_shared, self._making = keep or keeps_shared, threading.Lock()
         self._in_parts = in_parts
         self._bundle, self._threads, self._keep = bundle, threads, keep
         self._providers = providers or Providers()
@@ -66,17 +71,20 @@ class CompiledGraphs:
         return Extractor(self._bundle, params, self._threads, self._on("own"))
 
     def shared_extractor(self) -> Extractor:
-        """The extractor of the bundle's own weights, which every device of the fleet has.
+        """The extractor of the bundle's own weights, which every device of the fleet has; from any thread.
 
         Raises:
             BundleError: what it computes here is not what it computed where the bundle was exported.
         """
-        self.rest()  # making a session takes more than running it: what was before is given back first
-        shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
-        self._shared = shared if self._keep else None
-        self.rest()
-        self._check(shared)
-        return shared
+        with self._making:
+            if self._shared is not None and self._unchecked is None:
+                return self._shared
+            self.rest()  # making a session takes more than running it: what was before is given back first
+            shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
+            self._shared = shared if self._keeps_shared else None
+            self.rest()
+            self._check(shared)
+            return shared
 
     def _check(self, shared: Extractor) -> None:
         """Once, the bundle's test vectors."""

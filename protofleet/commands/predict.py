@@ -21,7 +21,6 @@ import numpy as np
 
 from protofleet.commands.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 from protofleet.contract.console import logs
-from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
@@ -32,7 +31,7 @@ from protofleet.contract.settings.common import LogSettings
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.answers.answer_publisher import Target
 from protofleet.edge_client.answers.predictor import STRENGTHS, Answers, checked_coverage
-from protofleet.edge_client.cameras.camera import Reader, read_crop
+from protofleet.edge_client.cameras.camera import Reader, read_crop, read_every
 from protofleet.edge_client.cameras.photo_watch import new_files
 from protofleet.edge_client.cameras.sources import CAMERA_HELP, camera_of, pictures_of
 from protofleet.edge_client.data.decode import Broken, check_channels
@@ -49,13 +48,6 @@ __all__ = ["PredictSettings", "predict_command"]
 logger = logging.getLogger(__name__)
 
 _CALIBRATED = 2_000  # the largest number of photos of known classes that are used
-
-
-def _every(label: str, value: str | float) -> float:
-    every_s = seconds(label, value)
-    if not 0.01 <= every_s <= 86_400:
-        raise UsageError(label, expected="0.01s to 1d", got=value)
-    return every_s
 
 
 def _answers(label: str, value: str) -> str:
@@ -87,7 +79,7 @@ class PredictSettings(LogSettings, command="predict"):
     follow: Annotated[bool, Option("Go on with photos that come into the folders.")] = False
     camera: Annotated[str | None, Option(CAMERA_HELP, metavar="SOURCE", url=True)] = None
     every: Annotated[
-        str | float, Option("Time between looks at folders or camera.", check=_every, metavar="DURATION")
+        str | float, Option("Time between looks at folders or camera.", check=read_every, metavar="DURATION")
     ] = 1.0
     crop: Annotated[
         str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")

@@ -171,7 +171,9 @@ def _lies_in(folder: Path, what: bytes) -> bool:
 
 def test_what_is_no_file_of_ours_is_left_alone(taught: LearnedFile, tmp_path: Path) -> None:
     (tmp_path / "state" / "learned.sqlite").write_bytes(b"something else" * 20)
-    with pytest.raises(ProtofleetError, match="expected a file of learned examples of version 2, got another file"):
+    with pytest.raises(
+        ProtofleetError, match="expected a file of learned examples of versions 2 to 3, got another file"
+    ):
         taught.learn(example(MORE[0]), "ant")
     with pytest.raises(DataError, match=r"file of learned examples|--state .*learned.sqlite, expected"):
         seen(tmp_path).look()

@@ -98,6 +98,8 @@ def test_a_whole_policy_is_read_and_one_without_a_key_is_refused(tmp_path: Path)
         ("epsilon = 1.0", "epsilon, expected delta beside it, got none"),
         ("delta = 1e-6", "delta, expected epsilon beside it, got none"),
         ('epsilon = 1.0\ndelta = 1e-6\nfigures = ["accuracy"]', "figures with epsilon, expected none of them"),
+        ('keep_photos_for = "soon"', "keep_photos_for, expected a duration such as 90s, 10m, 6h or 7d, got soon"),
+        ('keep_photos_for = "0s"', "keep_photos_for, expected a duration above 0, got 0s"),
         ("blinded = 1", "values of the right kind, got Expected `bool`"),
         ("blinded = true", "blinded, expected --helper-key beside it, got none"),
         ("blinded = true\nepsilon = 1.0\ndelta = 1e-6", "blinded with epsilon, expected one of the two"),

@@ -1,0 +1,235 @@
+"""edge_client/photos: a ring of photos with a limit, whole after every kill, and what may not leave it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.contract.errors import InUseError, UsageError
+from protofleet.edge_client.data.samples import pixel_hash
+from protofleet.edge_client.photos.kept_photo import NewPhoto, id_in
+from protofleet.edge_client.photos.photo_ring import FILE, KIND, PhotoRing, PhotosBeside
+
+MIB = 1 << 20
+
+
+def photo(number: int, side: int = 64, answer: str = "open", taken_s: float | None = None) -> NewPhoto:
+    """A photo of noise, which no code makes smaller."""
+    rng = np.random.default_rng(number)
+    x = rng.integers(0, 256, (side, side, 3), np.uint8)
+    features = rng.normal(size=32).astype(np.float32)
+    taken_s = 1000.0 + number if taken_s is None else taken_s
+    features /= np.linalg.norm(features)
+    return NewPhoto(x, x, f"photo-{number}", taken_s, features, answer, 0.75, 0.5, False, 0.25, 3)
+
+
+def size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob(f"{FILE}*") if not file.name.endswith("-shm"))
+
+
+def test_a_photo_comes_back_as_it_was_kept_and_is_found_by_its_id(tmp_path: Path) -> None:
+    ring, given = PhotoRing(tmp_path, "net"), photo(1)
+    assert ring.keep(given)
+    assert ring.keep(photo(1, taken_s=2000.0))  # the same pixels
+    (kept,) = ring.photos()
+    facts = (kept.name, kept.answer, kept.probability, kept.novelty, kept.uncertainty, kept.version, kept.times)
+    assert facts == ("photo-1", "open", 0.75, 0.5, 0.25, 3, 2)
+    assert (kept.taken_s, kept.last_s, kept.pixels) == (1001.0, 2000.0, pixel_hash(given.x))
+    from PIL import Image
+
+    ring.image(kept, "png")
+    import io
+
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(ring.image(kept, "png")))), given.x)
+    assert ring.image(kept).startswith(b"\xff\xd8")
+    assert ring.find(kept.id) == kept == PhotosBeside(tmp_path).find(kept.id)
+    assert ring.find("0" * 12) is None is ring.find("'; DROP")
+    (same,), features = ring.features()
+    assert same == kept
+    assert np.allclose(features[0], given.features, atol=1e-3)
+    assert os.stat(tmp_path / FILE).st_mode & 0o777 == 0o600
+    ring.close()
+
+
+def test_an_id_is_in_the_name_of_a_cameras_picture_and_in_nothing_else() -> None:
+    assert id_in("20261126T160503.120Z-5f1c0a9be2d4") == id_in("5f1c0a9be2d4") == "5f1c0a9be2d4"
+    assert [id_in(name) for name in ("door.jpg", "5F1C0A9BE2D4", "5f1c0a9be2d", "a/5f1c0a9be2d4", "")] == [None] * 5
+
+
+def test_the_file_stays_within_its_limit_and_the_oldest_leave(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net", limit_bytes=MIB)
+    for number in range(120):
+        assert ring.keep(photo(number))
+        assert size(tmp_path) <= MIB + 65_536  # the log of one photo, before it is cut off
+    assert size(tmp_path) <= MIB
+    names = [kept.name for kept in ring.photos()]
+    assert names == [f"photo-{number}" for number in range(119, 119 - len(names), -1)]
+    assert len(names) > 30
+    ring.close()
+    ring = PhotoRing(tmp_path, "net", limit_bytes=MIB // 4)  # a smaller one from now on
+    assert size(tmp_path) <= MIB // 4
+    assert [kept.name for kept in ring.photos()] == names[: len(ring.photos())]
+    ring.close()
+
+
+def test_what_waits_for_the_fleet_never_leaves_and_a_ring_full_of_it_takes_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = PhotoRing(tmp_path, "net", limit_bytes=MIB)
+    ring.keep(photo(0))
+    first = ring.photos()
+    PhotosBeside(tmp_path).naming(first)  # as a command does, beside the client
+    assert ring.namings == 1
+    for number in range(1, 80):
+        ring.keep(photo(number))
+    assert ring.find(first[0].id) is not None
+    others = [kept for kept in ring.photos() if not kept.waits]
+    ring.naming(others)
+    before = len(ring.photos())
+    with caplog.at_level(logging.WARNING):
+        assert [ring.keep(photo(number)) for number in range(100, 105)] == [False] * 5
+    assert len(ring.photos()) == before
+    assert [record.getMessage()[:27] for record in caplog.records] == ["no room for further photos:"]
+    ring.committed(1)
+    assert ring.keep(photo(200))
+    assert ring.find(first[0].id) is None
+    assert all(ring.find(kept.id) for kept in others)
+    ring.close()
+    ring = PhotoRing(tmp_path, "net", limit_bytes=MIB, for_s=10.0)
+    ring.let_old_ones_go(10_000.0)
+    assert {kept.pixels for kept in ring.photos()} == {kept.pixels for kept in others}
+    ring.no_longer_named(others)
+    ring.let_old_ones_go(10_000.0)
+    assert ring.photos() == []
+    ring.close()
+
+
+def test_after_its_time_a_photo_leaves_though_there_is_room(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net", for_s=60.0)
+    for number in (0, 30, 90):
+        ring.keep(photo(number))
+    assert [kept.name for kept in ring.photos()] == ["photo-90", "photo-30"]
+    ring.let_old_ones_go(1000.0 + 151)
+    assert ring.photos() == []
+    ring.close()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_removed_is_in_no_byte_of_the_file(tmp_path: Path, beside: bool) -> None:
+    ring, secret = PhotoRing(tmp_path, "net"), photo(7)
+    ring.keep(secret)
+    ring.keep(photo(8))
+    (found,) = [kept for kept in ring.photos() if kept.name == "photo-7"]
+    trace = ring.image(found)[-300:-236]
+    held = [file for file in tmp_path.iterdir() if trace in file.read_bytes()]
+    assert held
+    assert (PhotosBeside(tmp_path) if beside else ring).remove(found.pixels)
+    assert not ring.remove(found.pixels)
+    assert [file for file in tmp_path.iterdir() if trace in file.read_bytes()] == []
+    ring.close()
+
+
+def test_a_class_that_is_forgotten_takes_its_photos_along(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    for number, answer in enumerate(("face", "open", "closed")):
+        ring.keep(photo(number, answer=answer))
+    named = next(kept for kept in ring.photos() if kept.answer == "open")
+    assert ring.forget(["face"], [named.pixels]) == 2
+    assert [kept.answer for kept in ring.photos()] == ["closed"]
+    ring.close()
+
+
+def test_what_is_set_aside_says_why_and_can_be_taken_back(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    ring.keep(photo(1))
+    ring.set_aside(ring.photos(), "none", "half open")
+    assert [(kept.aside, kept.proposed) for kept in ring.photos()] == [("none", "half open")]
+    ring.set_aside(ring.photos(), "")
+    assert [(kept.aside, kept.proposed) for kept in ring.photos()] == [("", "")]
+    with pytest.raises(UsageError, match="expected unsure or none, got 'perhaps'"):
+        ring.set_aside(ring.photos(), "perhaps")
+    ring.close()
+
+
+def test_another_network_begins_with_an_empty_ring_and_a_second_process_is_refused(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    ring.keep(photo(1))
+    with pytest.raises(InUseError):
+        PhotoRing(tmp_path, "net")
+    ring.close()
+    ring = PhotoRing(tmp_path, "net")
+    assert len(ring.photos()) == 1
+    ring.close()
+    ring = PhotoRing(tmp_path, "another net")
+    assert ring.photos() == []
+    ring.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten", "another file"])
+def test_a_file_that_cannot_be_read_is_replaced_by_an_empty_one(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring, path = PhotoRing(tmp_path, "net"), tmp_path / FILE
+    for number in range(30):
+        ring.keep(photo(number))
+    ring.close()
+    whole = path.read_bytes()
+    harm = {
+        "cut": lambda: path.write_bytes(whole[: len(whole) // 3]),
+        "overwritten": lambda: path.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096)),
+        "another file": lambda: path.write_bytes(b"not a database at all" * 99),
+    }
+    harm[damage]()
+    with caplog.at_level(logging.WARNING):
+        ring = PhotoRing(tmp_path, "net")
+    assert len(caplog.records) == 1
+    assert "cannot be read" in caplog.text
+    assert ring.photos() == []
+    assert ring.keep(photo(1))
+    ring.close()
+
+
+KEEPS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_photo_ring import photo
+from protofleet.edge_client.photos.photo_ring import PhotoRing
+ring = PhotoRing(Path(sys.argv[1]), "net", limit_bytes=1 << 20)
+number = len(ring.photos()) and int(ring.photos()[0].name[6:]) + 1
+while True:
+    ring.keep(photo(number))
+    print(number, flush=True)
+    number += 1
+"""
+
+
+def test_what_was_kept_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
+    """Killed twelve times; each time the last photo that was confirmed is the newest, or the one after it is."""
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        command = [sys.executable, "-c", KEEPS, str(tmp_path), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            time.sleep(float(rng.uniform(0, 0.15)))
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read().split()
+        ring = PhotoRing(tmp_path, "net", limit_bytes=MIB)
+        newest = [int(kept.name[6:]) for kept in ring.photos()]
+        assert newest == list(range(newest[0], newest[0] - len(newest), -1))
+        assert not rest or newest[0] - int(rest[-1]) in (0, 1)
+        assert size(tmp_path) <= MIB
+        ring.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert db.execute("PRAGMA application_id").fetchone() == (KIND.application_id,)
