@@ -114,6 +114,9 @@ COMMANDS = {
     "suggest": Command(
         "protofleet.commands.suggest:suggest_command", None, "Say which photos to name next: those that teach most."
     ),
+    "labels": Command(
+        "protofleet.commands.labels:labels_command", None, "Say whether enough photos are named, class by class."
+    ),
     "learn": Command("protofleet.commands.learn:learn_command", None, "Teach a device a photo and its label."),
     "unlearn": Command("protofleet.commands.learn:unlearn_command", None, "Take a learned photo out again."),
     "model": Command(

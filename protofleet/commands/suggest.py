@@ -5,6 +5,9 @@
 2. `edge_client/answers/suggestions.py` chooses, from features alone.
 3. Each suggestion gets a line for a person, or a line of JSON.
 
+Without photos, those that `client --camera` keeps in the state directory are ranked: they have features and answers
+already, near copies are one (×12), and what is unknown to the fleet is told apart (`answers/photos_to_name.py`).
+
 Nothing is written, moved or sent. Without a state or a head it works, too: then no answer is unsure, and photos are
 chosen by how they differ.
 """
@@ -24,10 +27,11 @@ from numpy.typing import NDArray
 from protofleet.commands.solving import source_of
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.console import logs
-from protofleet.contract.errors import DataError
+from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.printable import counted, printable
+from protofleet.edge_client.answers.photos_to_name import photos_to_name
 from protofleet.edge_client.answers.predictor import NoAnswerError
 from protofleet.edge_client.answers.suggestions import RANDOM, Suggestion, suggested, uncertainty_of
 from protofleet.edge_client.data.decode import Broken, check_channels, decode_all
@@ -35,6 +39,7 @@ from protofleet.edge_client.data.folder import is_image
 from protofleet.edge_client.data.learned import Learned
 from protofleet.edge_client.data.load import load_data
 from protofleet.edge_client.data.samples import pixel_hash
+from protofleet.edge_client.photos.photo_ring import PhotosBeside
 from protofleet.edge_client.training.extractor import Extractor
 from protofleet.library.predictor import Predictor
 
@@ -47,7 +52,10 @@ _TOGETHER = 32  # photos that are decoded and looked at at once
 
 
 def suggest_command(
-    photos: Annotated[list[Path], typer.Argument(help="Photos without a name, or folders of such, at any depth.")],
+    photos: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Photos without a name, or folders of such; none for those that --state keeps."),
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="A device's state directory; its client may be running.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
     labelled: Annotated[
@@ -63,6 +71,9 @@ def suggest_command(
 ) -> None:
     """Say which photos to name next: those whose names would teach most, near copies once."""
     logs.set_up("text")
+    if not photos:
+        _suggest_kept(_kept_of(state), state, count, seed=seed, random_share=random, json=json)
+        return
     looker = _Looker(source_of("protofleet suggest", state, bundle), bundle if state else None, threads)
     learned = None if state is None else Learned(state)
     if learned is not None:
@@ -87,6 +98,42 @@ def suggest_command(
             "uncertainty": suggestion.uncertainty,
         }
         add_json_line(json, facts)
+
+
+def _kept_of(state: Path | None) -> PhotosBeside:
+    photos = None if state is None else PhotosBeside(state)
+    if photos is None or not photos.is_there:
+        expected = "photos, or --state of a client with --camera"
+        raise UsageError("protofleet suggest", expected=expected, got="none" if state is None else "none kept there")
+    return photos
+
+
+def _suggest_kept(
+    kept: PhotosBeside, state: Path | None, count: int, *, seed: int, random_share: float, json: Path | None
+) -> None:
+    learned = Learned(state or Path())
+    learned.look()
+    photos, features = kept.features()
+    named = set(learned.hashes)
+    wanted, unknown = photos_to_name(photos, features, named, count, seed=seed, random_share=random_share)
+    if not wanted and not unknown:
+        raise DataError("protofleet suggest", expected="kept photos without a name", got="none")
+    if json is not None and not is_stdout(json):
+        write_text(json, "")
+    console = beside(json, highlight=False, soft_wrap=True)
+    logger.info(f"{counted(len(photos), 'photo')} kept, {sum(photo.pixels in named for photo in photos):,} with a name")
+    for is_unknown, found in ((False, wanted), (True, unknown)):
+        if found and is_unknown:
+            console.print("unlike all that the fleet knows; a new class?", markup=False)
+        for one in found:
+            photo = one.photo
+            sure = "" if photo.probability is None else f" {photo.probability:.0%}"
+            times = f" (×{one.times})" if one.times > 1 else ""
+            answer = f"{photo.answer}{sure}" if photo.answer else "no answer yet"
+            console.print(printable(f"{photo.id}{times}: {answer}, {_WHY_KEPT[one.why]}"), markup=False)
+            facts = {"schema": SCHEMA, "photo": photo.id, "name": photo.name, "why": one.why, "alike": len(one.alike)}
+            facts |= {"times": one.times, "answer": photo.answer, "probability": photo.probability}
+            add_json_line(json, facts | {"uncertainty": photo.uncertainty})
 
 
 class _Looker:
@@ -118,6 +165,14 @@ class _Looker:
         features, answers = self._predictor.with_features(images)
         scale = self._predictor.answering.answer.scale
         return _unit(features), uncertainty_of(answers.scores, scale, answers.probabilities)
+
+
+_WHY_KEPT = {
+    "new": "unlike every photo with a name",
+    "unsure": "like photos with a name",
+    "random": "at random",
+    "unknown": "unknown",
+}
 
 
 def _unit(features: NDArray[np.floating]) -> NDArray[np.float32]:

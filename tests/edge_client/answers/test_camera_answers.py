@@ -122,6 +122,17 @@ def test_a_device_with_a_camera_alone_is_taught_its_photos_and_then_answers(
         assert {photo.version for photo in newer} == {2}
         assert {photo.answer for photo in newer} <= {"Sandal", "Bag"}
         assert all(photo.novelty is not None for photo in newer)
+        done = run("labels", "--state", state, "--json", "-")
+        report = json.loads(done.stdout)
+        found = {one["label"]: one["labels"] for one in report["classes"] if one["labels"]}
+        assert found == Counter(map(label_of, first))
+        assert report["most_helpful"] in FASHION_LABELS
+        assert "would help most" in done.stderr
+        done = run("suggest", "--state", state, "--json", "-", "--count", "4")
+        suggested = [json.loads(line) for line in done.stdout.splitlines()]
+        assert {one["photo"] for one in suggested} <= {photo.id for photo in newer}
+        assert suggested
+        assert all(one["times"] >= one["alike"] >= 1 for one in suggested)
         done = run("unlearn", first[0].id, "--state", state)
         assert (done.returncode, photos.find(first[0].id)) == (0, None)
         assert sum(sent_in(peer, 3).values()) == len(before) - 1
