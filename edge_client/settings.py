@@ -15,6 +15,7 @@ from protofleet.contract.settings.options import Option
 from protofleet.edge_client.cameras.camera import read_crop, read_every
 from protofleet.edge_client.cameras.sources import CAMERA_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
+from protofleet.edge_client.page_address import read_page
 
 __all__ = ["ClientSettings"]
 
@@ -31,6 +32,11 @@ def _size(label: str, value: str) -> str:
 
 def _crop(label: str, value: str) -> str:
     read_crop(value, label)
+    return value
+
+
+def _page(label: str, value: str) -> str:
+    read_page(value, label)
     return value
 
 
@@ -97,6 +103,17 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             metavar="MB",
         ),
     ] = 1024
+    page: Annotated[
+        str | None,
+        Option(
+            "Show the camera's photos in a browser, to be named; the policy has to allow it. For this machine alone, "
+            "or for a network: 0.0.0.0:8080.",
+            check=_page,
+            metavar="[ADDRESS:]PORT",
+        ),
+    ] = None
+    page_cert: Annotated[str | None, Option("PEM file of a certificate of the page's, for https.")] = None
+    page_key: Annotated[str | None, Option("PEM file of its private key.")] = None
     threads: Annotated[int, Option("Threads for training.", low=1, high=256)] = 1
     memory_limit: Annotated[
         str | None,
@@ -183,6 +200,10 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
         if self.crop is not None and self.camera is None:
             raise UsageError("--crop", expected="--camera, whose pictures it is of", got="none")
+        if self.page is not None and self.camera is None:
+            raise UsageError("--page", expected="--camera, whose photos it shows", got="none")
+        if (self.page_cert is None) != (self.page_key is None) or (self.page_cert is not None and self.page is None):
+            raise UsageError("--page-cert", expected="--page and --page-key beside it", got="not both")
         if self.test is not None and self.hold_out:
             raise UsageError(
                 "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"

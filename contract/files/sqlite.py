@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -288,6 +289,7 @@ class Database:
 
     def __init__(self, path: str | os.PathLike[str], kind: Kind, *, wait_s: float = 0.0) -> None:
         self.path, self._kind, self._logged = os.path.realpath(path), kind, False
+        self._mutex = threading.RLock()
         self._lock = self._take(time.monotonic() + wait_s)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self._lock)
@@ -307,9 +309,10 @@ class Database:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Turn errors of SQLite into a `StoreError`."""
+        """Turn errors of SQLite into a `StoreError`, while no other thread uses the connection."""
         try:
-            yield
+            with self._mutex:
+                yield
         except _BROKEN as error:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
                 raise

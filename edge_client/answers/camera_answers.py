@@ -65,6 +65,11 @@ class OwnAnswers:
         return self._bundle.manifest.input_shape
 
     @property
+    def basis(self) -> str:
+        """What answers rest on, in words."""
+        return "no answers yet" if self._predictor is None else self._predictor.basis
+
+    @property
     def predictor(self) -> Predictor | None:
         """What answers; None while there is nothing to answer with."""
         return self._predictor
@@ -105,9 +110,9 @@ class CameraAnswers:
     Args:
         every_s: between two pictures.
         crop: the part of the pictures that counts.
-        on_photo: called in that thread after each picture that was kept.
 
     Attributes:
+        on_photo: called in that thread after each picture that was kept.
         taken: how many pictures were answered about.
         newest_s: when the newest was taken; None before the first.
     """
@@ -120,10 +125,10 @@ class CameraAnswers:
         *,
         every_s: float,
         crop: Crop | None = None,
-        on_photo: Callable[[], None] = lambda: None,
     ) -> None:
         self.camera, self._answers, self._ring = camera, answers, ring
-        self._every_s, self._crop, self._on_photo = every_s, crop, on_photo
+        self._every_s, self._crop = every_s, crop
+        self.on_photo: Callable[[], None] = lambda: None
         self._changes, self._stopping = Changes(logger), threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera-answers", daemon=True)
         self.taken = 0
@@ -177,7 +182,7 @@ class CameraAnswers:
             return
         self._ring.keep(_photo(name, picture.taken_s, x, x if view is None else view, features, answers, uncertainty))
         self.taken, self.newest_s = self.taken + 1, time.time()
-        self._on_photo()
+        self.on_photo()
 
 
 class _StoppedError(Exception):

@@ -54,7 +54,7 @@ KIND = Kind(
     pragmas={"cache_size": -256},
 )
 
-What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown"]
+What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown", "shown"]
 _Key = tuple[bytes, int, str]
 _COUNTED: tuple[What, ...] = ("round", "blinded", "standing", "unknown")  # that a rate is of
 _KINDS = (str, str, bytes, int, str, str, str, int, int, bytes)  # of an entry before its costs
@@ -79,8 +79,9 @@ class Entry:
     """One release.
 
     Attributes:
-        what: `blinded` is a share of a round's sums, and the sealed seed of the other one; `sat-out` says nothing of
-            the samples; `unknown` is one that only the journal knows of.
+        what: `shown` are photos that the device's own page showed to a browser; they went to nobody of the fleet, so no
+            ε is stated of them; `blinded` is a share of a round's sums, and the sealed seed of the other one;
+            `sat-out` says nothing of the samples; `unknown` is one that only the journal knows of.
         fleet, run, round, method: what it was for; empty and 0 for figures.
         statistic: of the contribution; of figures, which they are.
         encoding: as announced; min_samples: as it was held to.
@@ -357,6 +358,6 @@ def _spent(db: sqlite3.Connection) -> Spent:
         raise ValueError(f"{wrong} costs that are none")
     row = db.execute(
         "SELECT count(*), total(add_remove), total(replace), count(*) - count(add_remove), count(*) - count(replace)"
-        " FROM release"
+        " FROM release WHERE what != 'shown'"
     ).fetchone()
     return Spent(*row)

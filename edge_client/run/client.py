@@ -297,6 +297,7 @@ class Client:
             step_ms = self._rounds.take_part(task)
         if self._photos is not None:
             self._photos.made(task.key, naming)
+            self._photos.cost = self._releases.cost_line()
         changed = self._count_new_photos() | self._tell_refusal()
         first = step_ms is not None and self._health.step_ms is None
         self._health.step_ms = step_ms if first else self._health.step_ms
@@ -313,6 +314,7 @@ class Client:
         sent = self._rounds.stand(a)
         if sent and self._photos is not None and self._rounds.newest is not None:
             self._photos.made(self._rounds.newest.key, naming)
+            self._photos.cost = self._releases.cost_line()
         if self._tell_refusal():
             self._member.publish_birth()
         if sent and self._count_new_photos() | self._measure_drift():

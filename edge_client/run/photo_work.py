@@ -31,9 +31,13 @@ class PhotoWork:
         ring: None where no photos are kept.
         learned: what the device was taught.
         labels: of the bundle's classes.
+
+    Attributes:
+        cost: what all releases have cost, in words, as the client said it last.
     """
 
     def __init__(self, ring: PhotoRing | None, learned: Learned, labels: tuple[str, ...]) -> None:
+        self.cost = ""
         self._ring, self._learned, self._labels = ring, learned, labels
         self._namings: dict[_Key, int] = {}
         self._forgotten: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,8 @@ from protofleet.edge_client.hardware.profile_record import measured_metrics
 from protofleet.edge_client.identity.signing_identity import Identity, identity_of
 from protofleet.edge_client.journal.journal import FILE as JOURNAL
 from protofleet.edge_client.messages.membership import Membership
+from protofleet.edge_client.page.device_page import DevicePage, Owned
+from protofleet.edge_client.page_address import read_page
 from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.ledger import Ledger
@@ -65,6 +67,9 @@ from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.trials.memory_limit import fitting_forms, trains_in_parts
 from protofleet.edge_client.trials.provider_trials import choose_providers
 from protofleet.edge_client.trials.step_forms import choose_step_form
+
+if TYPE_CHECKING:
+    from protofleet.edge_client.page.page_server import PageServer
 
 __all__ = ["Service"]
 
@@ -114,6 +119,8 @@ class Service:
             if not policy.keep_photos:
                 got = "keep_photos = false"
                 raise UsageError("--camera", expected="a --policy that lets photos be kept", got=got)
+        if settings.page is not None and not policy.page:
+            raise UsageError("--page", expected="a --policy with page = true", got="none that allows it")
         keys = () if settings.trust is None else read_public_keys(settings.trust)
         of_us = about(fleet=settings.fleet, device=settings.id)
         with of_us, RolloutFile(Path(settings.state), make=bool(keys)) as file:
@@ -227,6 +234,7 @@ class Service:
             ring = None if settings.camera is None else _ring(settings, policy, m)
             if ring is not None:
                 parts.callback(ring.close)
+            photos = PhotoWork(ring, own.learned, m.labels)
             client = self._client = Client(
                 Membership(
                     address,
@@ -251,16 +259,32 @@ class Service:
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 stopping=self._stopping,
                 manager=self._manager,
-                photos=PhotoWork(ring, own.learned, m.labels),
+                photos=photos,
             )
             if settings.camera is not None and ring is not None:
                 answers = OwnAnswers(state, bundle, graphs)
                 crop = None if settings.crop is None else read_crop(settings.crop)
-                camera = CameraAnswers(
-                    camera_of(settings.camera), answers, ring, every_s=float(settings.every), crop=crop
-                )
-                camera.start()
+                source = camera_of(settings.camera)
+                camera = CameraAnswers(source, answers, ring, every_s=float(settings.every), crop=crop)
                 parts.callback(camera.stop)
+                if settings.page is not None:
+                    owned = Owned(
+                        settings.id,
+                        settings.fleet,
+                        Path(settings.state),
+                        m,
+                        ring,
+                        camera,
+                        ledger,
+                        ledger_path(file.state, policy),
+                        lambda: photos.cost,
+                        lambda: answers.basis,
+                        self.look,
+                    )
+                    server = _page_server(settings, owned)
+                    server.start()
+                    parts.callback(server.stop)
+                camera.start()
             if self._is_look_due:
                 self.look()
             on_summary(client.summary(), False)
@@ -305,6 +329,21 @@ class Service:
         self._is_look_due = (client := self._client) is None
         if client is not None:
             client.look()
+
+
+def _page_server(settings: ClientSettings, owned: Owned) -> PageServer:
+    """The page of a client; Python's HTTP server is imported only where it is asked for.
+
+    Raises:
+        UsageError: its port is taken, or its certificate is none.
+    """
+    from protofleet.edge_client.page.page_server import PageServer
+
+    page = DevicePage(owned)
+    owned.camera.on_photo = page.came
+    files = settings.page_cert, settings.page_key
+    certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
+    return PageServer(read_page(settings.page or ""), page, certificate=certificate)
 
 
 def _ring(settings: ClientSettings, policy: Policy, manifest: Manifest) -> PhotoRing:

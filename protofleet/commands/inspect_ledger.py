@@ -86,8 +86,12 @@ def show_ledger(facts: dict[str, Any], console: Console) -> None:
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     spent, releases = Spent(**facts["spent"]), facts["releases"]
+    shown = [release for release in releases if release["what"] == "shown"]
+    releases = [release for release in releases if release["what"] != "shown"]
     size = sum(release["payload_bytes"] for release in releases)
     lines = [f"{counted(len(releases), 'release')}, {size:,} bytes, repetitions not counted: {facts['path']}"]
+    if shown:
+        lines.append(f"photos were shown on this device's page {counted(len(shown), 'time')}, which no ε is stated of")
     for name, of_any in _RELATIONS.items():
         relation = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")
         epsilon, bare = facts["spent_epsilon"][name], spent.of(name)[1]

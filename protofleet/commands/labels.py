@@ -15,7 +15,7 @@ import typer
 
 from protofleet.contract.console.tables import show_table
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json
-from protofleet.contract.printable import printable
+from protofleet.contract.printable import counted, printable
 from protofleet.edge_client.answers.knowledge import Knowledge
 from protofleet.edge_client.answers.label_report import ClassLabels, report_of
 from protofleet.edge_client.data.learned import Learned
@@ -40,7 +40,8 @@ def labels_command(
     console = beside(json, highlight=False, soft_wrap=True)
     show_table(console, _COLUMNS, [_row(one) for one in report.classes], words=[0])
     lines = [
-        f"{count} more of {name} were proposed, which is no class of the fleet" for name, count in proposed.items()
+        f"{name} was proposed for {counted(count, 'photo')}, and is no class of the fleet"
+        for name, count in proposed.items()
     ]
     if report.most_helpful:
         lines.insert(0, f"ten more of {report.most_helpful} would help most")

@@ -141,6 +141,12 @@ PRIVATE = Policy(epsilon=4.0, delta=1e-6)
         (STRICT, {"ledger": "/elsewhere/l.sqlite"}, ("ledger",)),
         (Policy(), {"joint_head": True}, ("joint_head",)),
         (Policy(joint_head=True), {"joint_head": False}, ()),
+        (Policy(), {"page": True}, ("page",)),
+        (Policy(page=True), {"page": False}, ()),
+        (Policy(keep_photos=False), {"keep_photos": True}, ("keep_photos",)),
+        (Policy(), {"keep_photos": False}, ()),
+        (Policy(keep_photos_for="7d"), {"keep_photos_for": "200h"}, ("keep_photos_for",)),
+        (Policy(keep_photos_for="7d"), {"keep_photos_for": "6d"}, ()),
         (PRIVATE, {"epsilon": 2.0, "delta": 1e-7}, ()),
         (PRIVATE, {"figures": ()}, ()),
         (PRIVATE, {"epsilon": 4.5}, ("epsilon",)),
@@ -163,9 +169,12 @@ def test_every_key_of_a_policy_is_compared() -> None:
     """A key that comes later must not be forgotten."""
     strictest = Policy(
         methods=(), statistics=(), encodings=(), min_samples=9, releases_per_day=1.0, blinded=True, figures=(),
-        epsilon=1.0, delta=1e-9, neighbours="replace", ledger="/a",
+        epsilon=1.0, delta=1e-9, neighbours="replace", ledger="/a", keep_photos=False, keep_photos_for="1d",
     )  # fmt: skip
-    assert set(looser(Policy(), strictest)) == set(Policy.__struct_fields__) - {"joint_head"}  # which it gave up
+    assert set(looser(Policy(), strictest)) == set(Policy.__struct_fields__) - {
+        "joint_head",
+        "page",
+    }  # which it gave up
 
 
 @pytest.mark.parametrize("lost", [(), ("ledger.sqlite",), ("journal.sqlite",)])

@@ -1,0 +1,247 @@
+"""What the page shows, and what a tap does: a value for the browser, and changes that are on the disk when they return.
+
+A tap is confirmed only when the label is on the disk (`edge_client/data/learned.py`), so a kill after it loses nothing.
+`undo` takes back the last change of this process. Before a photo is shown to a browser the ledger says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.errors import DataError
+from protofleet.edge_client.answers.camera_answers import CameraAnswers
+from protofleet.edge_client.answers.label_report import report_of
+from protofleet.edge_client.answers.photos_to_name import ToName, photos_to_name
+from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
+from protofleet.edge_client.hardware import process_metrics
+from protofleet.edge_client.page.visitors import Visitor
+from protofleet.edge_client.photos.kept_photo import KeptPhoto
+from protofleet.edge_client.photos.photo_ring import PhotoRing
+from protofleet.edge_client.privacy.elapsed_time import moment
+from protofleet.edge_client.privacy.ledger import Cost, Entry, Ledger, digest_of, read_ledger
+
+__all__ = ["DevicePage", "Owned"]
+
+_NEWEST, _WANTED, _RANKED = 24, 12, 300  # photos shown as they came; to name; and those that are ranked for it
+_UNDOES = 50
+_LONGEST = 64  # characters of a class that is proposed
+_MOST_AT_ONCE = 200
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What of a client the page is about.
+
+    Attributes:
+        directory: the state directory, with what the device is taught.
+        ledger_path: of `ledger`.
+        cost: what all releases have cost, in words.
+        basis: what answers rest on, in words.
+        on_change: called after each change.
+    """
+
+    name: str
+    fleet: str
+    directory: Path
+    manifest: Manifest
+    ring: PhotoRing
+    camera: CameraAnswers
+    ledger: Ledger
+    ledger_path: Path
+    cost: Callable[[], str]
+    basis: Callable[[], str]
+    on_change: Callable[[], None]
+
+
+class DevicePage:
+    """The page of one client; from any thread."""
+
+    def __init__(self, own: Owned) -> None:
+        self._own = own
+        self._learned = Learned(own.directory)
+        self._file = LearnedFile(own.directory, own.manifest.labels)
+        self._lock = threading.RLock()
+        self._undo: deque[list[tuple[KeptPhoto, str | None]]] = deque(maxlen=_UNDOES)
+        self._state: dict[str, Any] = {}
+        self._of = -1  # the version that `_state` is of
+        self.version = 0
+        self.changed = threading.Condition()
+
+    def came(self) -> None:
+        """A photo came."""
+        with self.changed:
+            self.version += 1
+            self.changed.notify_all()
+
+    def state(self, visitor: Visitor) -> dict[str, Any]:
+        """What a browser shows. Its photos may be looked at by this visitor from then on.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        with self._lock:
+            if self._of != self.version:
+                self._of = self.version
+                self._state = self._made()
+            state = self._state
+            self._show(visitor, state["pixels"])
+        return {name: value for name, value in state.items() if name != "pixels"}
+
+    def image(self, visitor: Visitor, id: str) -> bytes | None:
+        """The JPEG of a photo that was shown to this visitor; None for any other."""
+        photo = self._own.ring.find(id)
+        if photo is None or photo.pixels not in visitor.shown:
+            return None
+        return self._own.ring.image(photo)
+
+    def name(self, ids: Sequence[str], label: str) -> int:
+        """Name photos; all is on the disk on return. Gives how many.
+
+        Raises:
+            DataError: there is no such class, or none of the photos any more.
+            StoreError: the disk refuses.
+        """
+        own = self._own
+        if label not in own.manifest.labels:
+            raise DataError("the label", expected="a class of the fleet's", got=repr(label)[:80])
+        with self._lock:
+            photos, before = self._photos(ids), self._labels()
+            own.ring.naming(photos)
+            done: list[tuple[KeptPhoto, str | None]] = []
+            try:
+                for photo in photos:
+                    example = example_of(own.ring.image(photo, "png"), own.manifest)
+                    self._file.learn(example, label, answered=photo.answer)
+                    done.append((photo, before.get(photo.pixels, "")))
+            finally:
+                self._did(done)
+        return len(done)
+
+    def set_aside(self, ids: Sequence[str], why: str, proposed: str = "") -> int:
+        """Say of photos that they are not named: `unsure`, or `none` of the classes, with a class that they are of."""
+        proposed = "".join(letter for letter in proposed.strip() if letter.isprintable())[:_LONGEST]
+        with self._lock:
+            photos = self._photos(ids)
+            self._own.ring.set_aside(photos, why, proposed)
+            self._did([(photo, None) for photo in photos])
+        return len(photos)
+
+    def undo(self) -> int:
+        """Take back the last change; gives of how many photos."""
+        with self._lock:
+            if not self._undo:
+                return 0
+            last, now = self._undo.pop(), self._labels()
+            for photo, before in last:
+                if before:
+                    image = self._own.ring.image(photo, "png")
+                    self._file.learn(example_of(image, self._own.manifest), before)
+                elif before is not None and photo.pixels in now:
+                    self._file.unlearn_hashed(photo.pixels)
+            self._own.ring.no_longer_named([photo for photo, before in last if not before])
+            self._notify()
+        return len(last)
+
+    def _did(self, done: list[tuple[KeptPhoto, str | None]]) -> None:
+        if done:
+            self._undo.append(done)
+            self._notify()
+
+    def _notify(self) -> None:
+        self.came()
+        self._own.on_change()
+
+    def _photos(self, ids: Sequence[str]) -> list[KeptPhoto]:
+        found = [photo for id in ids[:_MOST_AT_ONCE] if (photo := self._own.ring.find(id)) is not None]
+        if not found:
+            raise DataError("the photos", expected="photos that are kept", got="none, or some that have left")
+        return found
+
+    def _labels(self) -> dict[bytes, str]:
+        self._learned.look()
+        return dict(zip(self._learned.hashes, self._learned.labels, strict=True))
+
+    def _show(self, visitor: Visitor, pixels: Sequence[bytes]) -> None:
+        """Write into the ledger which photos this visitor is shown, before it is."""
+        new = [each for each in pixels if each not in visitor.shown]
+        if new:
+            statistic = f"{len(new)} photos to {visitor.who}"[:60]
+            digest = digest_of(b"shown", visitor.token.encode(), *new)
+            own = self._own
+            entry = Entry("shown", own.fleet, b"", 0, "", statistic, "jpeg", 1, 0, digest, Cost())
+            own.ledger.record(entry, moment())
+            visitor.shown.update(new)
+
+    def _made(self) -> dict[str, Any]:
+        own, labels = self._own, self._labels()
+        photos, features = own.ring.features()
+        photos, features = photos[:_RANKED], features[:_RANKED]
+        wanted, unknown = photos_to_name(photos, features, set(labels), _WANTED)
+        newest = photos[:_NEWEST]
+        report = report_of(own.manifest.labels, self._learned.asked_before())
+        shown = [*newest, *(one.photo for one in (*wanted, *unknown))]
+        return {
+            "device": own.name,
+            "fleet": own.fleet,
+            "classes": list(own.manifest.labels),
+            "newest": [_shown(photo, labels) for photo in newest],
+            "wanted": [_to_name(one, labels) for one in wanted],
+            "unknown": [_to_name(one, labels) for one in unknown],
+            "report": asdict(report),
+            "left": self._left(),
+            "health": self._health(len(photos)),
+            "undoes": len(self._undo),
+            "pixels": list(dict.fromkeys(photo.pixels for photo in shown)),
+        }
+
+    def _left(self) -> dict[str, Any]:
+        entries, _, terms = read_ledger(self._own.ledger_path)
+        sent = [entry for entry in entries if entry.what != "shown"]
+        return {
+            "releases": len(sent),
+            "bytes": sum(entry.payload_bytes for entry in sent),
+            "last": [
+                {"what": entry.what, "method": entry.method, "bytes": entry.payload_bytes, "at": entry.at}
+                for entry in sent[:-6:-1]
+            ],
+            "shown": [{"what": entry.statistic, "at": entry.at} for entry in entries[::-1] if entry.what == "shown"][
+                :5
+            ],
+            "cost": self._own.cost(),
+            "epsilon": terms.epsilon,
+            "delta": terms.delta,
+        }
+
+    def _health(self, kept: int) -> dict[str, Any]:
+        camera = self._own.camera
+        return {
+            "camera": camera.camera.shown,
+            "taken": camera.taken,
+            "newest": camera.newest_s,
+            "kept": kept,
+            "basis": self._own.basis(),
+            "peak_rss_bytes": process_metrics.peak_rss_bytes(),
+        }
+
+
+def _shown(photo: KeptPhoto, labels: dict[bytes, str]) -> dict[str, Any]:
+    return {
+        "id": photo.id,
+        "at": photo.last_s,
+        "answer": photo.answer,
+        "probability": photo.probability,
+        "unknown": photo.is_unknown,
+        "label": labels.get(photo.pixels, ""),
+        "aside": photo.aside,
+        "waits": photo.waits > 0,
+    }
+
+
+def _to_name(one: ToName, labels: dict[bytes, str]) -> dict[str, Any]:
+    return {**_shown(one.photo, labels), "times": one.times, "why": one.why}
