@@ -16,23 +16,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.console.durations import seconds
 from protofleet.contract.errors import DataError, UsageError
-from protofleet.edge_client.data.decode import (
-    MAX_PIXELS,
-    Broken,
-    Crop,
-    Shape,
-    decode_image,
-    fit_pixels,
-    image_shape,
-)
 from protofleet.edge_client.data.samples import pixel_hash
+
+if TYPE_CHECKING:
+    from protofleet.edge_client.data.decode import Broken, Crop, Shape
 
 __all__ = ["LARGEST_BYTES", "CameraGoneError", "Newest", "Pace", "Picture", "Reader", "read_crop", "read_every"]
 
@@ -65,6 +59,8 @@ class Picture:
             shape: (H, W, c) of a bundle.
             crop: the part of the picture that counts; None for all of it.
         """
+        from protofleet.edge_client.data.decode import Broken  # Pillow: not before there is a picture
+
         try:
             x = self._pixels(shape, crop)
         except DataError as error:
@@ -73,6 +69,8 @@ class Picture:
         return self.file or f"{self._time()}-{pixel_hash(x).hex()[:12]}", x
 
     def _pixels(self, shape: Shape, crop: Crop | None) -> NDArray[np.uint8]:
+        from protofleet.edge_client.data.decode import decode_image, fit_pixels, image_shape
+
         if isinstance(self.content, str):
             return decode_image(self.content, shape, crop)
         if isinstance(self.content, bytes):
@@ -93,6 +91,8 @@ def check_pixels(width: int, height: int) -> None:
     Raises:
         DataError: it is larger.
     """
+    from protofleet.edge_client.data.decode import MAX_PIXELS
+
     if width * height > MAX_PIXELS:
         got = f"{width} x {height} pixels, more than {MAX_PIXELS:,}"
         raise DataError("the picture", expected="one that can be used", got=got)

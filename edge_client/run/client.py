@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protofleet.contract.console.logs import Changes, about, of_round
 from protofleet.contract.console.service_manager import ServiceManager
@@ -48,8 +48,10 @@ from protofleet.edge_client.rounds.waiting_notice import Waits
 from protofleet.edge_client.run.calibration_work import CalibrationWork
 from protofleet.edge_client.run.latest_state import KeptState
 from protofleet.edge_client.run.member import Member
-from protofleet.edge_client.run.photo_work import PhotoWork
 from protofleet.edge_client.run.round_work import Line, Own, RoundWork
+
+if TYPE_CHECKING:
+    from protofleet.edge_client.run.photo_work import PhotoWork
 
 __all__ = ["SUMMARY_SCHEMA", "Client", "Figures"]
 

@@ -28,7 +28,6 @@ class PhotoWork:
     """Of one client.
 
     Args:
-        ring: None where no photos are kept.
         learned: what the device was taught.
         labels: of the bundle's classes.
 
@@ -36,7 +35,7 @@ class PhotoWork:
         cost: what all releases have cost, in words, as the client said it last.
     """
 
-    def __init__(self, ring: PhotoRing | None, learned: Learned, labels: tuple[str, ...]) -> None:
+    def __init__(self, ring: PhotoRing, learned: Learned, labels: tuple[str, ...]) -> None:
         self.cost = ""
         self._ring, self._learned, self._labels = ring, learned, labels
         self._namings: dict[_Key, int] = {}
@@ -44,30 +43,28 @@ class PhotoWork:
 
     def before(self) -> int:
         """The number of the last naming, before a contribution is made."""
-        return 0 if self._ring is None else self._ring.namings
+        return self._ring.namings
 
     def made(self, key: _Key, naming: int) -> None:
         """A contribution has all that was named up to `naming`."""
-        if self._ring is not None:
-            self._namings[key] = naming
-            while len(self._namings) > _MOST:
-                self._namings.pop(next(iter(self._namings)))
+        self._namings[key] = naming
+        while len(self._namings) > _MOST:
+            self._namings.pop(next(iter(self._namings)))
 
     def settled(self, receipt: Receipt) -> None:
         """A receipt ended a contribution."""
         naming = self._namings.pop((receipt.run, receipt.round, receipt.method), 0)
-        if self._ring is not None and naming and receipt.status == "committed":
+        if naming and receipt.status == "committed":
             self._ring.committed(naming)
 
     def let_old_ones_go(self) -> None:
         """Remove photos that were kept for as long as the policy allows."""
-        if self._ring is not None:
-            self._ring.let_old_ones_go(time.time())
+        self._ring.let_old_ones_go(time.time())
 
     def withheld(self, numbers: Iterable[int]) -> None:
         """The fleet has forgotten these classes."""
         forgotten = tuple(numbers)
-        if self._ring is None or forgotten == self._forgotten:
+        if forgotten == self._forgotten:
             return
         self._forgotten = forgotten
         labels = [self._labels[number] for number in forgotten if number < len(self._labels)]

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from protofleet.contract.bundle.bundle_file import Bundle, Manifest
 from protofleet.contract.bundle.native_kernels import runnable_forms
 from protofleet.contract.console.logs import about
 from protofleet.contract.console.service_manager import ServiceManager
-from protofleet.contract.console.sizes import read_size
 from protofleet.contract.errors import UsageError
 from protofleet.contract.identity.signing_keys import read_public_keys
 from protofleet.contract.identity.tokens import read_token
@@ -33,8 +32,6 @@ from protofleet.contract.methods import load_method, method
 from protofleet.contract.mqtt.link import Address
 from protofleet.contract.printable import counted
 from protofleet.contract.privacy.sealing import read_helper_public
-from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnswers
-from protofleet.edge_client.cameras.camera import read_crop
 from protofleet.edge_client.cameras.sources import camera_of
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
@@ -47,9 +44,6 @@ from protofleet.edge_client.hardware.profile_record import measured_metrics
 from protofleet.edge_client.identity.signing_identity import Identity, identity_of
 from protofleet.edge_client.journal.journal import FILE as JOURNAL
 from protofleet.edge_client.messages.membership import Membership
-from protofleet.edge_client.page.device_page import DevicePage, Owned
-from protofleet.edge_client.page_address import read_page
-from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.blinded_shares import Blinding
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Figure, Policy, read_policy
@@ -59,7 +53,6 @@ from protofleet.edge_client.rollout.probation import ProbationWatch
 from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
 from protofleet.edge_client.run.client import Client, Figures
-from protofleet.edge_client.run.photo_work import PhotoWork
 from protofleet.edge_client.run.round_work import Own
 from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
@@ -67,9 +60,6 @@ from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.trials.memory_limit import fitting_forms, trains_in_parts
 from protofleet.edge_client.trials.provider_trials import choose_providers
 from protofleet.edge_client.trials.step_forms import choose_step_form
-
-if TYPE_CHECKING:
-    from protofleet.edge_client.page.page_server import PageServer
 
 __all__ = ["Service"]
 
@@ -231,10 +221,21 @@ class Service:
                 manager=self._manager,
                 stopping=self._stopping,
             )
-            ring = None if settings.camera is None else _ring(settings, policy, m)
-            if ring is not None:
-                parts.callback(ring.close)
-            photos = PhotoWork(ring, own.learned, m.labels)
+            photos = None
+            if settings.camera is not None:
+                from protofleet.edge_client.run.camera_work import start_camera
+
+                photos = start_camera(
+                    settings,
+                    policy,
+                    bundle,
+                    graphs,
+                    directory=state,
+                    learned=own.learned,
+                    ledger=(ledger, ledger_path(file.state, policy)),
+                    look=self.look,
+                    parts=parts,
+                )
             client = self._client = Client(
                 Membership(
                     address,
@@ -261,30 +262,6 @@ class Service:
                 manager=self._manager,
                 photos=photos,
             )
-            if settings.camera is not None and ring is not None:
-                answers = OwnAnswers(state, bundle, graphs)
-                crop = None if settings.crop is None else read_crop(settings.crop)
-                source = camera_of(settings.camera)
-                camera = CameraAnswers(source, answers, ring, every_s=float(settings.every), crop=crop)
-                parts.callback(camera.stop)
-                if settings.page is not None:
-                    owned = Owned(
-                        settings.id,
-                        settings.fleet,
-                        Path(settings.state),
-                        m,
-                        ring,
-                        camera,
-                        ledger,
-                        ledger_path(file.state, policy),
-                        lambda: photos.cost,
-                        lambda: answers.basis,
-                        self.look,
-                    )
-                    server = _page_server(settings, owned)
-                    server.start()
-                    parts.callback(server.stop)
-                camera.start()
             if self._is_look_due:
                 self.look()
             on_summary(client.summary(), False)
@@ -329,27 +306,6 @@ class Service:
         self._is_look_due = (client := self._client) is None
         if client is not None:
             client.look()
-
-
-def _page_server(settings: ClientSettings, owned: Owned) -> PageServer:
-    """The page of a client; Python's HTTP server is imported only where it is asked for.
-
-    Raises:
-        UsageError: its port is taken, or its certificate is none.
-    """
-    from protofleet.edge_client.page.page_server import PageServer
-
-    page = DevicePage(owned)
-    owned.camera.on_photo = page.came
-    files = settings.page_cert, settings.page_key
-    certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
-    return PageServer(read_page(settings.page or ""), page, certificate=certificate)
-
-
-def _ring(settings: ClientSettings, policy: Policy, manifest: Manifest) -> PhotoRing:
-    limit_bytes = read_size(settings.keep_photos, "--keep-photos")
-    for_s = policy.keeps_photos_for_s
-    return PhotoRing(Path(settings.state), basis_of(manifest), limit_bytes=limit_bytes, for_s=for_s)
 
 
 def _no_arrays(manifest: Manifest) -> tuple[NDArray[Any], NDArray[Any]]:

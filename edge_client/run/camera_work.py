@@ -1,0 +1,84 @@
+"""A client's camera, the photos that it keeps and their page, put together. Imported only where there is a camera."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from protofleet.contract.bundle.bundle_file import Bundle
+from protofleet.contract.console.sizes import read_size
+from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnswers
+from protofleet.edge_client.cameras.camera import read_crop
+from protofleet.edge_client.cameras.sources import camera_of
+from protofleet.edge_client.data.learned import Learned
+from protofleet.edge_client.page_address import read_page
+from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
+from protofleet.edge_client.privacy.ledger import Ledger
+from protofleet.edge_client.privacy.policy import Policy
+from protofleet.edge_client.run.photo_work import PhotoWork
+from protofleet.edge_client.settings import ClientSettings
+from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
+
+__all__ = ["start_camera"]
+
+
+def start_camera(
+    settings: ClientSettings,
+    policy: Policy,
+    bundle: Bundle,
+    graphs: CompiledGraphs,
+    *,
+    directory: Path,
+    learned: Learned,
+    ledger: tuple[Ledger, Path],
+    look: Callable[[], None],
+    parts: contextlib.ExitStack,
+) -> PhotoWork:
+    """Begin to take pictures, and to show them where that is asked for; `parts` ends both.
+
+    Args:
+        directory: of the journal.
+        ledger: open, and where it lies.
+        look: has the client look at its photos.
+
+    Raises:
+        UsageError: the page's port is taken, or its certificate is none.
+        StoreError: the disk refuses.
+    """
+    manifest = bundle.manifest
+    limit_bytes, for_s = read_size(settings.keep_photos, "--keep-photos"), policy.keeps_photos_for_s
+    ring = PhotoRing(Path(settings.state), basis_of(manifest), limit_bytes=limit_bytes, for_s=for_s)
+    parts.callback(ring.close)
+    work = PhotoWork(ring, learned, manifest.labels)
+    answers = OwnAnswers(directory, bundle, graphs)
+    crop = None if settings.crop is None else read_crop(settings.crop)
+    source = camera_of(settings.camera or "")
+    camera = CameraAnswers(source, answers, ring, every_s=float(settings.every), crop=crop)
+    parts.callback(camera.stop)
+    if settings.page is not None:
+        from protofleet.edge_client.page.device_page import DevicePage, Owned
+        from protofleet.edge_client.page.page_server import PageServer
+
+        owned = Owned(
+            name=settings.id,
+            fleet=settings.fleet,
+            directory=Path(settings.state),
+            manifest=manifest,
+            ring=ring,
+            camera=camera,
+            ledger=ledger[0],
+            ledger_path=ledger[1],
+            cost=lambda: work.cost,
+            basis=lambda: answers.basis,
+            on_change=look,
+        )
+        page = DevicePage(owned)
+        camera.on_photo = page.came
+        files = settings.page_cert, settings.page_key
+        certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
+        server = PageServer(read_page(settings.page), page, certificate=certificate)
+        server.start()
+        parts.callback(server.stop)
+    camera.start()
+    return work
