@@ -4,11 +4,13 @@
    journal keeps, as `predict` does. The network is the client's own session (`CompiledGraphs`); there is no second
    copy of its weights. Before there is anything to answer with, only its features are computed.
 2. It goes into the ring of kept photos (`edge_client/photos/`), with the answer.
-3. A camera that is gone is one line, and is tried again; nothing that happens to it ends the client.
+3. Once there is a newer global state, the newest photos that wait for nothing are asked about anew.
+4. A camera that is gone is one line, and is tried again; nothing that happens to it ends the client.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.console.logs import Changes
-from protofleet.contract.errors import ProtofleetError
+from protofleet.contract.errors import DataError, ProtofleetError
 from protofleet.contract.files.sqlite import Watch
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.edge_client.answers.knowledge import Following, Knowledge
@@ -28,7 +30,7 @@ from protofleet.edge_client.answers.predictor import Answers, NoAnswerError, Pre
 from protofleet.edge_client.answers.suggestions import uncertainty_of
 from protofleet.edge_client.cameras.camera import Picture, Reader
 from protofleet.edge_client.cameras.sources import pictures_of
-from protofleet.edge_client.data.decode import Broken, Crop, Shape, image_shape
+from protofleet.edge_client.data.decode import Broken, Crop, Shape, decode_image, image_shape
 from protofleet.edge_client.journal.journal import FILE, read_kept
 from protofleet.edge_client.photos.kept_photo import NewPhoto
 from protofleet.edge_client.photos.photo_ring import PhotoRing
@@ -42,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _VIEW_PIXELS = 480  # the longer side of what a person looks at
 _AGAIN_S = 60.0  # after what should never be
+_ANEW = 24  # photos that are asked about again
 _ENDING_S = 15.0  # for a read that is under way: a camera's own limits end it
 
 
@@ -131,7 +134,7 @@ class CameraAnswers:
         self.on_photo: Callable[[], None] = lambda: None
         self._changes, self._stopping = Changes(logger), threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera-answers", daemon=True)
-        self.taken = 0
+        self.taken, self._version = 0, 0
         self.newest_s: float | None = None
 
     def start(self) -> None:
@@ -181,8 +184,22 @@ class CameraAnswers:
         if self._stopping.is_set():
             return
         self._ring.keep(_photo(name, picture.taken_s, x, x if view is None else view, features, answers, uncertainty))
+        version = 0 if answers is None else answers.version
+        if version != self._version:
+            self._version = version
+            self._answer_anew(version)
         self.taken, self.newest_s = self.taken + 1, time.time()
         self.on_photo()
+
+    def _answer_anew(self, version: int) -> None:
+        """Answer again about the newest photos, but for those whose labels are on their way."""
+        for photo in self._ring.photos(_ANEW):
+            if photo.waits or photo.version == version or self._stopping.is_set():
+                continue
+            with contextlib.suppress(DataError):  # it has left meanwhile
+                x = decode_image(self._ring.image(photo, "png"), self._answers.shape)
+                found = self._answers.about(x)
+                self._ring.answered_anew(photo, _photo(photo.name, photo.taken_s, x, x, *found))
 
 
 class _StoppedError(Exception):

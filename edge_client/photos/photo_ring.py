@@ -240,6 +240,16 @@ class PhotoRing(_Photos):
         self._is_full = not has_room
         return has_room
 
+    def answered_anew(self, photo: KeptPhoto, again: NewPhoto) -> None:
+        """What is answered about a kept photo now."""
+        row = (again.answer, again.probability, again.novelty, int(again.is_unknown), again.uncertainty, again.version)
+        with self._writing() as db:
+            db.execute(
+                "UPDATE photo SET answer = ?, probability = ?, novelty = ?, is_unknown = ?, uncertainty = ?,"
+                " version = ? WHERE pixels = ?",
+                (*row, photo.pixels),
+            )
+
     def let_old_ones_go(self, now_s: float) -> None:
         """Remove what was kept for long enough."""
         if self._for_s is not None:

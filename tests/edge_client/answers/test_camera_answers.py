@@ -136,6 +136,9 @@ def test_a_device_with_a_camera_alone_is_taught_its_photos_and_then_answers(
         done = run("unlearn", first[0].id, "--state", state)
         assert (done.returncode, photos.find(first[0].id)) == (0, None)
         assert sum(sent_in(peer, 3).values()) == len(before) - 1
+        assert {photo.version for photo in photos.photos()[:20]} == {2}
+        shown(tmp_path, bundle, (2,), 1, seed=5)  # with the next picture the last ones are asked about again
+        until(lambda: {photo.version for photo in photos.photos()[:20]} == {3})
         client.send_signal(signal.SIGTERM)
         assert client.wait(60) == 143
     assert os.stat(state / FILE).st_mode & 0o777 == 0o600
