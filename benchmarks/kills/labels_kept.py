@@ -26,7 +26,6 @@ from protofleet.edge_client.data.learned import Learned
 from protofleet.edge_client.photos.photo_ring import PhotosBeside
 
 BUNDLE = Path(__file__).parents[2] / "lab" / "demo" / "shipped" / "fleet.bundle"
-_WITHIN_S = 0.06
 _CLASSES = ("Bag", "Sandal", "Coat")
 
 
@@ -76,7 +75,9 @@ class Client:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
-    kills = parser.parse_args().kills
+    parser.add_argument("--within", type=float, default=0.06, help="seconds after a tap")
+    given = parser.parse_args()
+    kills, within_s = given.kills, given.within
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -97,7 +98,7 @@ def main() -> None:
             label = choices[int(rng.integers(len(choices)))]
             with ThreadPoolExecutor(1) as pool:
                 tapping = pool.submit(client.tap, photo.id, label)
-                time.sleep(float(rng.uniform(0.0, _WITHIN_S)))
+                time.sleep(float(rng.uniform(0.0, within_s)))
                 client.kill()
                 is_confirmed = tapping.result()
             learned = Learned(folder / "state")
@@ -115,7 +116,7 @@ def main() -> None:
             if (number + 1) % 20 == 0:
                 print(f"{number + 1} kills, {answers} taps confirmed before, {lost} losses", flush=True)
         client.kill()
-    print(f"{kills} kills within {1000 * _WITHIN_S:.0f} ms of a tap: {answers} were confirmed before, {lost} lost")
+    print(f"{kills} kills within {1000 * within_s:.0f} ms of a tap: {answers} were confirmed before, {lost} lost")
     sys.exit(bool(lost))
 
 

@@ -171,7 +171,7 @@ class PhotosBeside(_Photos):
 
     @contextlib.contextmanager
     def _writing(self, *, erasing: bool = False) -> Iterator[sqlite3.Connection]:
-        with beside(self.path, KIND) as db:
+        with as_written(self.path, KIND), beside(self.path, KIND) as db:
             yield db
         if erasing:  # of the log, too; while somebody reads, whoever writes next cuts it off
             cut = sqlite3.connect(self.path, timeout=5.0, isolation_level=None)
@@ -325,7 +325,7 @@ class PhotoRing(_Photos):
     @contextlib.contextmanager
     def _writing(self, *, erasing: bool = False) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            with self._file.transaction() as db:
+            with as_written(self._path, KIND), self._file.transaction() as db:
                 yield db
             with self._file.guard():
                 self._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""Three more files that somebody has changed: a device's ledger, what it was taught, and the helper's ledger.
+"""Four more files that somebody has changed: a device's ledger, what it was taught, its photos, the helper's ledger.
 
 Each is refused in one line or goes on. What they promise is kept by whoever reads them wrong, too: a changed ledger may
 state another sum, and never a budget that is none; a changed helper's ledger opens no share that is written there.
@@ -21,6 +21,9 @@ from protofleet.aggregator.helper.witness import Witness
 from protofleet.contract.errors import DataError, StoreError, UsageError, WireError
 from protofleet.edge_client.data.learned import FILE as LEARNED
 from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
+from protofleet.edge_client.photos.kept_photo import NewPhoto
+from protofleet.edge_client.photos.photo_ring import FILE as PHOTOS
+from protofleet.edge_client.photos.photo_ring import PhotoRing, PhotosBeside
 from protofleet.edge_client.privacy import ledger as edge_ledger
 from protofleet.edge_client.privacy.elapsed_time import Moment
 from protofleet.edge_client.privacy.ledger import Cost, Entry, Ledger, Terms, digest_of, read_ledger
@@ -81,7 +84,7 @@ def _waits(ledger: Ledger) -> None:
 
 def _read(path: Path) -> None:
     entries, spent, terms = read_ledger(path)
-    assert spent.releases == len(entries)
+    assert spent.releases == sum(entry.what != "shown" for entry in entries)
     assert terms.epsilon is None or math.isfinite(terms.epsilon)
 
 
@@ -128,6 +131,41 @@ def _good_learned() -> bytes:
         return (folder / LEARNED).read_bytes()
 
 
+# ── the photos that it keeps ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _photo(number: int) -> NewPhoto:
+    return NewPhoto(IMAGES[number], IMAGES[number], f"photo {number}", 1.0, np.ones(4, np.float32) / 2, "class-1", 0.5)
+
+
+def _use_photos(path: Path) -> None:
+    path = path.rename(path.with_name(PHOTOS))
+    beside = PhotosBeside(path.parent)
+    for look in (beside.photos, beside.features, lambda: beside.naming(beside.photos())):
+        may_refuse(look, *_OURS)
+    may_refuse(lambda: [beside.image(photo) for photo in beside.photos()], *_OURS)
+    may_refuse(lambda: _keep(path), *_OURS)
+
+
+def _keep(path: Path) -> None:
+    ring = PhotoRing(path.parent, "net", limit_bytes=1 << 20)
+    try:
+        for step in (lambda: ring.keep(_photo(2)), lambda: ring.committed(ring.namings), ring.photos, ring.features):
+            may_refuse(step, *_OURS)
+    finally:
+        ring.close()
+
+
+@functools.cache
+def _good_photos() -> bytes:
+    with scratch() as folder:
+        ring = PhotoRing(folder, "net")
+        for number in range(2):
+            ring.keep(_photo(number))
+        ring.close()
+        return (folder / PHOTOS).read_bytes()
+
+
 # ── the helper's ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -167,7 +205,12 @@ def _good_helper() -> bytes:
         return (folder / "l").read_bytes()
 
 
-_KINDS = ((_good_ledger, _use_ledger), (_good_learned, _use_learned), (_good_helper, _use_helper))
+_KINDS = (
+    (_good_ledger, _use_ledger),
+    (_good_learned, _use_learned),
+    (_good_helper, _use_helper),
+    (_good_photos, _use_photos),
+)
 
 
 _VALUES = (0, 4, 7, 8, 9, 11)  # NULL, a number, infinity, words, bytes, other bytes
