@@ -33,7 +33,7 @@ from protofleet.contract.settings.common import (
 from protofleet.contract.settings.options import CommandSettings, Option, chosen, fields_of
 from protofleet.contract.sums.merge_rules import RULES, Rule, check_rule
 from protofleet.contract.sums.statistics import ClassMeans
-from protofleet.contract.wire.encodings import ENCODINGS, SUMS_ENCODINGS
+from protofleet.contract.wire.encodings import ENCODINGS, SUMS_FORMS, SumsForm
 from protofleet.contract.wire.global_state import least_limit_bytes
 from protofleet.contract.wire.messages import MAX_ROUND, Encoding
 
@@ -220,8 +220,12 @@ class Settings(SumSettings):
         Option(f"Class means on the wire: {listed(ENCODINGS)}.", check=chosen(*ENCODINGS)),
     ] = "f32"
     sums_encoding: Annotated[
-        Encoding, Option(f"Sums (FFC's) on the wire: {listed(SUMS_ENCODINGS)}.", check=chosen(*SUMS_ENCODINGS))
-    ] = "f64"
+        SumsForm,
+        Option(
+            f"Sums (FFC's) on the wire: {listed(SUMS_FORMS)}. factor: of few samples as a factor, else f64.",
+            check=chosen(*SUMS_FORMS),
+        ),
+    ] = "factor"
     standing: Annotated[
         bool, Option("No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).")
     ] = False

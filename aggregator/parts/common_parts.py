@@ -223,6 +223,6 @@ class Parts:
             epoch=self.store.epoch,
             max_samples=settings.samples_told,
             calibration=self.store.calibration.announced,
-            factors=method.statistic.takes_factor(),
+            factors=terms.factors(method),
             **of_round,
         )

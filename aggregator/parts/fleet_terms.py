@@ -54,7 +54,13 @@ class FleetTerms:
 
     def encoding(self, method: Method) -> Encoding:
         """How tensors of a method travel."""
-        return self.settings.sums_encoding if method.encoding == "f64" else self.settings.encoding
+        if method.encoding != "f64":
+            return self.settings.encoding
+        return "f64" if self.settings.sums_encoding == "factor" else self.settings.sums_encoding
+
+    def factors(self, method: Method) -> bool:
+        """Whether devices may send a factor in place of a method's triangle."""
+        return self.settings.sums_encoding == "factor" and method.statistic.takes_factor()
 
     def extractor(self, method: Method) -> bytes:
         """The extractor whose features a method sums; empty where each device has its own."""

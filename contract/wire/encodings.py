@@ -20,9 +20,10 @@ from protofleet.contract.sums.plausibility import INT8_STEPS
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.contract.wire.scaled_integers import scaled_rows, scaled_triangle
 
-__all__ = ["ENCODINGS", "SUMS_ENCODINGS", "Encoding", "Form", "encoding_of"]
+__all__ = ["ENCODINGS", "SUMS_ENCODINGS", "SUMS_FORMS", "Encoding", "Form", "SumsForm", "encoding_of"]
 
 Encoding = Literal["f64", "f32", "f16", "int8", "int32"]
+SumsForm = Literal["factor", "f64", "f32", "f16", "int32"]
 
 Numbers = NDArray[np.floating]
 Arrays = tuple[NDArray[Any], ...]  # the numbers, or scales and integers
@@ -127,6 +128,7 @@ ENCODINGS: Mapping[Encoding, Form] = MappingProxyType(
     }
 )
 SUMS_ENCODINGS = tuple(name for name, form in ENCODINGS.items() if form.for_sums)
+SUMS_FORMS = ("factor", *SUMS_ENCODINGS)  # factor: of few samples as one, where noise hides nothing; else f64
 _OF_FLOATS = {form.dtype: name for name, form in ENCODINGS.items() if isinstance(form, _Floats)}
 
 

@@ -297,6 +297,7 @@ def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], ou
     files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
     course = ["--rounds", str(rounds), "--min-clients", str(demo.clients)]
     course += ["--max-share", "1"]  # the demo knows its devices, and compares with the data pooled as it is
+    course += ["--sums-encoding", "f64"]  # to the last digits: factors are of samples that differ by their rounding
     return [*bundles, *files, *course, "--calibrate" if demo.calibrates else "--no-calibrate"]
 
 

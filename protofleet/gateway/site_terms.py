@@ -62,7 +62,7 @@ class SiteTerms:
         m, store = self._parts.terms.manifest, self._parts.store
         names = [m.labels[number] for number in a.withheld if number < m.classes]
         terms: dict[str, Any] = {"min_samples": a.min_samples, "encoding": a.encoding, "withheld": names}
-        terms["max_samples"] = a.max_samples
+        terms |= {"max_samples": a.max_samples, "factors": a.factors}
         if a.phase != "standing":
             terms |= {"fraction": a.fraction, "deadline_s": a.deadline_s}
         if terms == self.newest:
@@ -82,7 +82,9 @@ class SiteTerms:
         least = max(self._own_least, int(newest.get("min_samples", 1)))
         most = min(self._own_most, int(newest.get("max_samples", 0)) or self._own_most)
         encoding: Encoding = newest.get("encoding", terms.encoding(self._method()))
-        sums_encoding = encoding if encoding in SUMS_ENCODINGS else terms.settings.sums_encoding
+        sums_encoding: str = encoding if encoding in SUMS_ENCODINGS else terms.settings.sums_encoding
+        if newest.get("factors"):  # of its devices: what the site sends up is a triangle of exact sums
+            sums_encoding = "factor"
         about = {"min_samples": least, "max_samples": most, "encoding": encoding, "sums_encoding": sums_encoding}
         terms.settings = replace(terms.settings, **about)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from protofleet.contract.names import known, listed, named
 from protofleet.contract.sums.merge_rules import RULES, WEIGHTINGS, merge
 from protofleet.contract.sums.statistics import ClassMeans
 from protofleet.contract.wire.codec import encode
-from protofleet.contract.wire.encodings import ENCODINGS, SUMS_ENCODINGS
+from protofleet.contract.wire.encodings import ENCODINGS, SUMS_FORMS
 from protofleet.contract.wire.messages import ClassRows, GlobalPart
 from protofleet.edge_client.hardware.providers import PROVIDERS, wanted_trials
 from protofleet.edge_client.training.onnx_session import Provider
@@ -47,7 +47,7 @@ UNKNOWN: dict[str, tuple[Callable[[str], object], object, str, str]] = {
     "weighting": (lambda name: merge(lambda: [SUMS], "mean", name), WEIGHTINGS, "shared", "share"),
     "suspects": (lambda name: screen(list, {}, suspects=name), SUSPECTS, "ignored", "ignore"),
     "--encoding": (lambda name: Settings(encoding=name), ENCODINGS, "f31", "f32"),
-    "--sums-encoding": (lambda name: Settings(sums_encoding=name), SUMS_ENCODINGS, "int8", "int32"),
+    "--sums-encoding": (lambda name: Settings(sums_encoding=name), SUMS_FORMS, "int8", "int32"),
     "encoding": (_encode, ENCODINGS, "f61", "f64"),
     "partition": (Partition, PARTITIONS, "shot", "shots"),
     "--engine": (_engine, ENGINES, "rey", "ray"),

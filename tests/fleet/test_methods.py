@@ -192,7 +192,7 @@ def test_ffc_is_the_head_of_the_pooled_data(fleet: Fleet, method: str, project: 
     hyper = {"ridge": 1e-3, "project": project, "project_seed": 3} | ({"epochs": 1} if method == "spherefed" else {})
     path = bundle(fleet.folder / "a.bundle", method, hyper=hyper)
     data = [share(0, HELD[0], 60), share(1, HELD[1], 60)]
-    _run(fleet, path, data)
+    _run(fleet, path, data, "--sums-encoding", "f64")
     told, made = fleet.told("summary"), read_bundle(path)
     methods = [row["method"] for row in told["rounds"]]
     assert methods[-1] == "ffc"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from fleets import CLASSES, FLEET, Fleet, bundle, fleet_in, share
 from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import method
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Contribution
+from protofleet.edge_client.training.extractor import Extractor
 
 STANDING = ("--standing", "--every", "0.2s")
 
@@ -107,3 +110,43 @@ def test_a_device_withdraws_and_another_is_forgotten(fleet: Fleet, ncm: Path) ->
     assert sorted(left) == ["b", "c"]
     said = run("fleet", "log", "--store", store).stdout
     assert [line.split(", ")[0] for line in said.splitlines()] == ["withdraw a", "forget b", "admit b"]
+
+
+def test_few_photos_stand_as_a_factor_and_are_forgotten_exactly(fleet: Fleet, ncm: Path) -> None:
+    """By default FFC's sums of few photos go up as a factor: in store and ledger, and gone to the integer."""
+    store, few = fleet.folder / "store.sqlite", 20
+    fleet.aggregator([ncm], "--method", "ffc", *STANDING)
+    for index, name in enumerate("abc"):
+        fleet.client(name, ncm, share(index, [0, 1, 2, 3, 4], few))
+    fleet.wait_for("aggregator", f"{3 * few} samples of 3 devices")
+    sent = {name: release_bytes(fleet.folder / f"state-{name}") for name in "abc"}
+    stop(fleet, "b")
+    done = run("forget", "b", "--store", store)
+    assert (done.returncode, "done, global version" in done.stdout) == (0, True), done
+    stop(fleet, "aggregator")
+    left, state = stands(fleet, ncm, "ffc")
+    assert sorted(left) == ["a", "c"]
+    made = read_bundle(ncm)
+    width = made.manifest.features
+    with DurableStore(store, made.sha256, FLEET) as held:
+        payloads = dict(held.standing.payloads())
+    for name, payload in payloads.items():
+        message = decode(payload)
+        assert isinstance(message, Contribution)
+        assert message.factor is not None
+        assert message.factor.shape[1] == width
+        assert len(message.factor) <= few
+        assert len(payload) == sent[name] < 2 * few * width + 8 * CLASSES * width + 300
+    found = method("ffc")
+    expected = found.next_rows({}, total(left).statistic(found.statistic, width), found.resolve({}))["head"]
+    np.testing.assert_array_equal(state.rows["head"].rows.astype(np.float32), expected.rows.astype(np.float32))
+    z = Extractor(made, made.params).features(np.concatenate([share(i, [0, 1, 2, 3, 4], few)[0] for i in (0, 2)]))
+    unit = np.asarray(unit_rows(z.astype(np.float64)), dtype=np.float64)
+    np.testing.assert_allclose(total(left).statistic(found.statistic, width).matrix, unit.T @ unit, atol=2e-3)
+
+
+def release_bytes(state: Path) -> int:
+    """The bytes of a device's one release, as its ledger has them."""
+    done = run("inspect", state, "--json", "-")
+    (release,) = json.loads(done.stdout)["releases"]
+    return int(release["payload_bytes"])

@@ -370,7 +370,7 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
         (["--fraction", "1.5"], "--fraction, expected above 0, up to 1, got 1.5"),
         (["--patience", "nan"], "--patience, expected 0.1 to 1e+06, got nan"),
         (["--encoding", "f31"], "--encoding, expected f64, f32, f16, int8 or int32, got f31, try one of f32"),
-        (["--sums-encoding", "int8"], "--sums-encoding, expected f64, f32, f16 or int32, got int8"),
+        (["--sums-encoding", "int8"], "--sums-encoding, expected factor, f64, f32, f16 or int32, got int8"),
         (["--fleet", "a/b"], "--fleet, expected 1 to 64 of a-z"),
         (["--rounds", "0", "--no-calibrate"], "--rounds, expected 1 or more, got 0"),
         (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),
