@@ -55,6 +55,7 @@ __all__ = [
     "doubt",
     "scarce_or_uneven",
     "solve",
+    "solve_in",
 ]
 
 Float64 = NDArray[np.float64]
@@ -117,8 +118,15 @@ def solve(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *,
     direct = None if ridge == "auto" else solved_directly(a, sums, ridge)
     if direct is not None:
         return RidgeHead(direct, float(ridge), None)
-    spectrum = Spectrum.of(a)
-    choice = choose_ridge(spectrum, sums, n, noised=noised) if ridge == "auto" else None
+    return solve_in(Spectrum.of(a), sums, n, ridge, noised=noised)
+
+
+def solve_in(
+    spectrum: Spectrum, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *, noised: bool = False
+) -> RidgeHead:
+    """As `solve`, of an A whose spectrum is known: of few rows (`Spectrum.of_rows`) no (D, D) matrix is made."""
+    sums = np.asarray(cross, dtype=np.float64)
+    choice = choose_ridge(spectrum, sums, counts, noised=noised) if ridge == "auto" else None
     used = choice.ridge if choice is not None else float(ridge)
     return RidgeHead(spectrum.solve(sums, used), used, choice)
 

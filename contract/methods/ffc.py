@@ -33,8 +33,8 @@ from protofleet.contract.errors import MethodError
 from protofleet.contract.heads.answers import Answer, linear_answer
 from protofleet.contract.heads.covariance import within_gram
 from protofleet.contract.heads.discriminant import chosen_in_words, discriminant_head, doubted_choice, without_bias
-from protofleet.contract.heads.ridge import Ridge, doubt, scarce_or_uneven, solve
-from protofleet.contract.heads.spectrum import repeated
+from protofleet.contract.heads.ridge import Ridge, doubt, scarce_or_uneven, solve, solve_in
+from protofleet.contract.heads.spectrum import Spectrum, repeated
 from protofleet.contract.heads.sphere import projection, unit_rows
 from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from protofleet.contract.sums.statistics import FactoredGram, FeatureGram, Statistic
@@ -119,8 +119,8 @@ class FFC(Method):
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
-        """The head alone: prototypes stay as they are beside it."""
-        assert isinstance(merged, FeatureGram)
+        """The head alone: prototypes stay as they are beside it. A device makes a head of its own factor."""
+        assert isinstance(merged, FeatureGram | FactoredGram)
         return {"head": ClassRows.of(closed_form(merged, hyper), merged.present)}
 
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
@@ -162,7 +162,7 @@ def personal_head(local: Local) -> NDArray[np.float64]:
     return closed_form(FeatureGram.over(blocks, local.classes, local.width), local.hyper)
 
 
-def closed_form(gram: FeatureGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:
+def closed_form(gram: FeatureGram | FactoredGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:
     """The head (C, D) of these sums, by the `form` and `ridge` among resolved hyper-parameters; W z is its answer."""
     return _solved(gram, hyper).weights
 
@@ -176,20 +176,29 @@ class _Solved:
     doubt: str = ""
 
 
-_solutions: weakref.WeakKeyDictionary[FeatureGram, dict[tuple[Value, Value], _Solved]] = weakref.WeakKeyDictionary()
+_solutions: weakref.WeakKeyDictionary[FeatureGram | FactoredGram, dict[tuple[Value, Value], _Solved]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _solved(gram: FeatureGram, hyper: Mapping[str, Value]) -> _Solved:
+def _solved(gram: FeatureGram | FactoredGram, hyper: Mapping[str, Value]) -> _Solved:
     """The head of these sums, solved once and kept: an eigendecomposition of 1,280 columns takes half a second."""
     of_gram, settings = _solutions.setdefault(gram, {}), (hyper["form"], hyper["ridge"])
     if settings not in of_gram:
-        make = _discriminant if hyper["form"] == "discriminant" else _regression
-        of_gram[settings] = make(gram, ridge_of(hyper))
+        if hyper["form"] == "discriminant":
+            whole = gram.whole if isinstance(gram, FactoredGram) else gram
+            of_gram[settings] = _discriminant(whole, ridge_of(hyper))
+        else:
+            of_gram[settings] = _regression(gram, ridge_of(hyper))
     return of_gram[settings]
 
 
-def _regression(gram: FeatureGram, ridge: Ridge) -> _Solved:
-    solution = solve(gram.matrix, gram.cross, gram.counts, ridge)
+def _regression(gram: FeatureGram | FactoredGram, ridge: Ridge) -> _Solved:
+    if isinstance(gram, FactoredGram):
+        spectrum = Spectrum.of_rows(gram.products.values, np.zeros((0, gram.width)))
+        solution = solve_in(spectrum, gram.cross, gram.counts, ridge)
+    else:
+        solution = solve(gram.matrix, gram.cross, gram.counts, ridge)
     if solution.choice is None:
         return _Solved(solution.weights, f"ridge {solution.ridge:g}, as given")
     why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}

@@ -444,7 +444,10 @@ class Device:
         hyper = round_method.resolved_in(self._manifest.hyper)
         statistic = round_method.summarise(self._local(round_method))
         self._graphs.rest()  # a head of wide features takes more than the extractor did
-        rows = round_method.next_rows({}, round_method.merge(lambda: iter([statistic]), "mean", hyper), hyper)
+        # A factor is no summand, and need not be one here: a head is made of it, and no D × D matrix.
+        is_one = statistic.factor is not None
+        merged = statistic if is_one else round_method.merge(lambda: iter([statistic]), "mean", hyper)
+        rows = round_method.next_rows({}, merged, hyper)
         return GlobalState(bytes(4), 1, 1, rows)
 
     def judge(self, global_state: GlobalState | None) -> Judged:
@@ -615,18 +618,19 @@ class Device:
             chosen=chosen,
             withheld=() if a is None else a.withheld,
             secret=self._secret,
-            factor_rows=0 if a is None else self._factor_rows(round_method, a),
+            factor_rows=self._factor_rows(round_method, a),
             what=b""
             if a is None
             else a.run + a.round.to_bytes(8, "big") + self._bundle.sha256 + round_method.name.encode(),
         )
 
-    def _factor_rows(self, round_method: Method, a: Announcement) -> int:
-        """Up to so many samples, a factor may be sent in place of a triangle; 0 where it may not."""
-        if not a.factors or a.helper is not None or not round_method.statistic.takes_factor():
+    def _factor_rows(self, round_method: Method, a: Announcement | None) -> int:
+        """Up to so many samples, a factor stands for a triangle: of a round that takes it, or for the device itself."""
+        refused = a is not None and (not a.factors or a.helper is not None)
+        if refused or not round_method.statistic.takes_factor():
             return 0
         width = round_method.row_width(round_method.resolved_in(self._manifest.hyper), self._manifest.features)
-        return most_rows(width, ENCODINGS[a.encoding].number_bytes)
+        return most_rows(width, ENCODINGS[round_method.encoding if a is None else a.encoding].number_bytes)
 
     def _longest(self) -> float:
         """The norm of the longest of the device's own prototypes."""

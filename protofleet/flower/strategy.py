@@ -223,6 +223,7 @@ class MethodStrategy(FedAvg):
             bundle=self._bundle,
             global_version=self.state.version,
             encoding=self._method.encoding,
+            factors=self._method.statistic.takes_factor(),
             min_samples=self._min_samples,
             limit_bytes=_LIMIT_BYTES,
             extractor=self._extractor,
