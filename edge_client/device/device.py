@@ -125,6 +125,7 @@ class Device:
         graphs: shared compiled graphs, for many devices in one process; its own when None.
         secret: what noise is drawn from; 32 random bytes when None.
         on_batch: called after each batch of photos that a network has computed.
+        by_factor: whether sums of few photos are held as a factor; False for a trial of what many photos take.
 
     Attributes:
         left_out: the method of the round that the fleet left this device out of; empty where its rounds count.
@@ -136,6 +137,7 @@ class Device:
         UsageError: when `device_id` cannot be a device's.
     """
 
+    # arguments: what a device is made of, by name
     def __init__(
         self,
         bundle: Bundle,
@@ -149,7 +151,9 @@ class Device:
         graphs: CompiledGraphs | None = None,
         secret: bytes | None = None,
         on_batch: Callable[[], None] = lambda: None,
+        by_factor: bool = True,
     ) -> None:
+        self._by_factor = by_factor
         self._bundle, self._manifest = bundle, bundle.manifest
         self._method = method(bundle.manifest.method)
         self._secret = secret or os.urandom(32)
@@ -627,7 +631,7 @@ class Device:
     def _factor_rows(self, round_method: Method, a: Announcement | None) -> int:
         """Up to so many samples, a factor stands for a triangle: of a round that takes it, or for the device itself."""
         refused = a is not None and (not a.factors or a.helper is not None)
-        if refused or not round_method.statistic.takes_factor():
+        if refused or not self._by_factor or not round_method.statistic.takes_factor():
             return 0
         width = round_method.row_width(round_method.resolved_in(self._manifest.hyper), self._manifest.features)
         return most_rows(width, ENCODINGS[round_method.encoding if a is None else a.encoding].number_bytes)

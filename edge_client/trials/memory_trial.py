@@ -59,7 +59,8 @@ def peaks(path: str, threads: int, form: str, *, tests: bool = True) -> Iterator
     if form not in (WHOLE, PARTS):
         bundle = replace(bundle, train_step=bundle.forms[form], forms={})
     graphs = CompiledGraphs(bundle, threads, in_parts=form == PARTS)
-    device = Device(bundle, photos, "memory-trial", test=photos if tests else None, held=photos, graphs=graphs)
+    tested = photos if tests else None
+    device = Device(bundle, photos, "memory-trial", test=tested, held=photos, graphs=graphs, by_factor=False)
     own = method(m.method)
     release_memory()  # as a client does before its first round
     for number, round_method in enumerate((own, own, last_method(own)), 1):

@@ -205,6 +205,7 @@ class FrozenFleet:
             method=rung.method.name,
             bundle=bundle.sha256,
             encoding=rung.method.encoding,
+            factors=rung.method.statistic.takes_factor(),
             min_samples=self._min_samples,
             extractor=bundle.extractor(rung.method),
         )
