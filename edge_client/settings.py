@@ -12,7 +12,7 @@ from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
-from protofleet.edge_client.cameras.camera import read_crop, read_every
+from protofleet.edge_client.cameras.camera import checked_crop, read_every
 from protofleet.edge_client.cameras.sources import CAMERA_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
 from protofleet.edge_client.page_address import read_page
@@ -27,11 +27,6 @@ def _provider(label: str, value: str) -> str:
 
 def _size(label: str, value: str) -> str:
     read_size(value, label)
-    return value
-
-
-def _crop(label: str, value: str) -> str:
-    read_crop(value, label)
     return value
 
 
@@ -67,7 +62,8 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         str | float, Option("Time between two pictures of the camera.", check=read_every, metavar="DURATION")
     ] = 5.0
     crop: Annotated[
-        str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")
+        str | None,
+        Option("The part of the camera's pictures that counts, in pixels.", check=checked_crop, metavar="X,Y,W,H"),
     ] = None
     keep_photos: Annotated[
         str, Option("Disk for photos of the camera; the oldest leave.", check=_size, metavar="SIZE")

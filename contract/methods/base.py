@@ -37,8 +37,10 @@ from protofleet.contract.methods.optimizers import Update
 from protofleet.contract.names import known
 from protofleet.contract.privacy.mechanism import Mechanism
 from protofleet.contract.privacy.secret_noise import SecretNoise
+from protofleet.contract.sums.factor import most_rows
 from protofleet.contract.sums.merge_rules import WEIGHTINGS, Rule, Source, Weighting, merge
 from protofleet.contract.sums.statistics import ClassMeans, Participation, Statistic
+from protofleet.contract.wire.encodings import ENCODINGS, Encoding
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows
 
@@ -347,6 +349,12 @@ class Method(ABC):
         Raises:
             MethodError: when they do not.
         """
+
+    def factor_rows(self, hyper: Mapping[str, Value], width: int, encoding: Encoding) -> int:
+        """Up to so many samples of width D, a factor stands for a triangle in this encoding; 0 where it has none."""
+        if not self.statistic.takes_factor():
+            return 0
+        return most_rows(self.row_width(hyper, width), ENCODINGS[encoding].number_bytes)
 
     def row_width(self, hyper: Mapping[str, Value], width: int) -> int:
         """The width of its rows of features, and of its triangle, for features of width D."""

@@ -28,7 +28,17 @@ from protofleet.edge_client.data.samples import pixel_hash
 if TYPE_CHECKING:
     from protofleet.edge_client.data.decode import Broken, Crop, Shape
 
-__all__ = ["LARGEST_BYTES", "CameraGoneError", "Newest", "Pace", "Picture", "Reader", "read_crop", "read_every"]
+__all__ = [
+    "LARGEST_BYTES",
+    "CameraGoneError",
+    "Newest",
+    "Pace",
+    "Picture",
+    "Reader",
+    "checked_crop",
+    "read_crop",
+    "read_every",
+]
 
 LARGEST_BYTES = 16 << 20  # of an encoded picture that comes from elsewhere
 _CROP = re.compile(r"(\d{1,5}),(\d{1,5}),([1-9]\d{0,4}),([1-9]\d{0,4})")
@@ -194,3 +204,9 @@ def read_crop(text: str, option: str = "--crop") -> Crop:
         raise UsageError(option, expected="X,Y,WIDTH,HEIGHT in pixels", got=text, hint=f"{option} 100,50,640,480")
     x, y, width, height = map(int, found.groups())
     return x, y, width, height
+
+
+def checked_crop(option: str, value: str) -> str:
+    """The text of a crop as it stands, once `read_crop` takes it."""
+    read_crop(value, option)
+    return value

@@ -46,10 +46,8 @@ from protofleet.contract.errors import DivergedError, MethodError, StatisticErro
 from protofleet.contract.heads.answers import Answer, linear_answer, nearest_answer
 from protofleet.contract.methods import Method, method, runs_on
 from protofleet.contract.methods.base import Extractor as ExtractorName
-from protofleet.contract.sums.factor import most_rows
 from protofleet.contract.sums.plausibility import LARGEST_NORM, largest_norm
 from protofleet.contract.sums.statistics import Statistic
-from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import Announcement, Contribution
 from protofleet.contract.wire.topics import check_device
@@ -631,10 +629,10 @@ class Device:
     def _factor_rows(self, round_method: Method, a: Announcement | None) -> int:
         """Up to so many samples, a factor stands for a triangle: of a round that takes it, or for the device itself."""
         refused = a is not None and (not a.factors or a.helper is not None)
-        if refused or not self._by_factor or not round_method.statistic.takes_factor():
+        if refused or not self._by_factor:
             return 0
-        width = round_method.row_width(round_method.resolved_in(self._manifest.hyper), self._manifest.features)
-        return most_rows(width, ENCODINGS[round_method.encoding if a is None else a.encoding].number_bytes)
+        m, encoding = self._manifest, round_method.encoding if a is None else a.encoding
+        return round_method.factor_rows(round_method.resolved_in(m.hyper), m.features, encoding)
 
     def _longest(self) -> float:
         """The norm of the longest of the device's own prototypes."""

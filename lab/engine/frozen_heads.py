@@ -24,10 +24,8 @@ from protofleet.contract.errors import MethodError
 from protofleet.contract.methods import Value, method
 from protofleet.contract.methods.base import Extractor, Merged
 from protofleet.contract.privacy.secret_noise import SecretNoise, key_of
-from protofleet.contract.sums.factor import most_rows
 from protofleet.contract.sums.statistics import ClassMeans, Statistic, shareable
 from protofleet.contract.wire.codec import decode, encode
-from protofleet.contract.wire.encodings import ENCODINGS
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows, Contribution, Encoding
 
@@ -162,9 +160,8 @@ def merge(
     hyper = rung_method.resolve(rung.hyper)
     rung_method.check(hyper, classes, width)
     encoding = rung.encoding or rung_method.encoding
-    statistics, largest, rows = [], 0, 0
-    if rung_method.statistic.takes_factor():
-        rows = most_rows(rung_method.row_width(hyper, width), ENCODINGS[encoding].number_bytes)
+    statistics, largest = [], 0
+    rows = rung_method.factor_rows(hyper, width, encoding)
     for number, share in enumerate(shares):
         local = _Local(share, classes, hyper, min_samples if rung_method.statistic.COUNTED else 1, (seed, number), rows)
         if local.counts.any() or not rung_method.statistic.COUNTED:

@@ -31,7 +31,7 @@ from protofleet.contract.settings.common import LogSettings
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.answers.answer_publisher import Target
 from protofleet.edge_client.answers.predictor import STRENGTHS, Answers, checked_coverage
-from protofleet.edge_client.cameras.camera import Reader, read_crop, read_every
+from protofleet.edge_client.cameras.camera import Reader, checked_crop, read_crop, read_every
 from protofleet.edge_client.cameras.photo_watch import new_files
 from protofleet.edge_client.cameras.sources import CAMERA_HELP, camera_of, pictures_of
 from protofleet.edge_client.data.decode import Broken, check_channels
@@ -58,11 +58,6 @@ def _coverage(label: str, value: float) -> float:
     return checked_coverage(value) or value
 
 
-def _crop(label: str, value: str) -> str:
-    read_crop(value, label)
-    return value
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PredictSettings(LogSettings, command="predict"):
     """The settings of `protofleet predict`."""
@@ -82,7 +77,8 @@ class PredictSettings(LogSettings, command="predict"):
         str | float, Option("Time between looks at folders or camera.", check=read_every, metavar="DURATION")
     ] = 1.0
     crop: Annotated[
-        str | None, Option("The part of the camera's pictures that counts, in pixels.", check=_crop, metavar="X,Y,W,H")
+        str | None,
+        Option("The part of the camera's pictures that counts, in pixels.", check=checked_crop, metavar="X,Y,W,H"),
     ] = None
     way: Annotated[str | None, Option("The way of answering.", absent="the method's own")] = None
     answers: Annotated[
