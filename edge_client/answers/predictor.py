@@ -36,6 +36,7 @@ from protofleet.contract.printable import counted
 from protofleet.contract.sums.plausibility import largest_norm
 from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
 from protofleet.edge_client.answers.class_shares import ClassShares
+from protofleet.edge_client.answers.int8_answers import Int8Features
 from protofleet.edge_client.answers.knowledge import Knowledge
 from protofleet.edge_client.data.decode import Broken, check_channels, decode_all
 from protofleet.edge_client.data.npz import pixels
@@ -158,6 +159,7 @@ class Predictor:
             `fleet` not at all.
         coverage: the share of images whose set is to hold the right class; None for no sets.
         extractors: gives the extractor of a bundle with these own weights, or with its own; one of its own when None.
+        int8: the bundle's features in int8, which are tried; features by own weights stay in float.
 
     Raises:
         UsageError: there is no such way, or none at all; the threshold is not a number; `own` where this device's class
@@ -165,6 +167,7 @@ class Predictor:
         WireError: the global state is not of this bundle's fleet.
     """
 
+    # arguments: what answers depend on, by name; each but the bundle has its default
     def __init__(
         self,
         bundle: Bundle,
@@ -178,8 +181,9 @@ class Predictor:
         answers: str = "auto",
         coverage: float | None = None,
         extractors: Callable[[Weights | None], Extractor] | None = None,
+        int8: Int8Features | None = None,
     ) -> None:
-        self._extractors = extractors
+        self._extractors, self._int8 = extractors, int8
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         m = bundle.manifest
@@ -314,10 +318,14 @@ class Predictor:
             raise DataError("the images", expected=f"(N, {', '.join(map(str, self._shape))})", got=x.shape)
         self.renew()
         ready, threshold = self._ready, self.threshold
-        features = ready.extractor.features(x)
+        scores_of = ready.answering.answer.scores
+        if self._int8 is None or ready.own:
+            features = ready.extractor.features(x)
+        else:
+            features = self._int8.features(x, ready.extractor, ready.bundle, scores_of)
         novelty = ready.novelty.of(features)
         over = np.zeros(len(x), bool) if threshold is None else novelty > threshold
-        labels, scores = ready.bundle.manifest.labels, ready.answering.answer.scores(features)
+        labels, scores = ready.bundle.manifest.labels, scores_of(features)
         probabilities = self._probabilities(ready, scores)
         sets = self._sets(ready, probabilities, scores)
         return features, Answers(labels, scores, novelty, over, ready.version, probabilities, sets)

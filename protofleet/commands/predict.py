@@ -30,6 +30,7 @@ from protofleet.contract.settings.command_line import command_of
 from protofleet.contract.settings.common import LogSettings
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.answers.answer_publisher import Target
+from protofleet.edge_client.answers.int8_answers import PRECISIONS
 from protofleet.edge_client.answers.predictor import STRENGTHS, Answers, checked_coverage
 from protofleet.edge_client.cameras.camera import Reader, checked_crop, read_crop, read_every
 from protofleet.edge_client.cameras.photo_watch import new_files
@@ -52,6 +53,10 @@ _CALIBRATED = 2_000  # the largest number of photos of known classes that are us
 
 def _answers(label: str, value: str) -> str:
     return known(STRENGTHS, value, label)
+
+
+def _precision(label: str, value: str) -> str:
+    return known(PRECISIONS, value, label)
 
 
 def _coverage(label: str, value: float) -> float:
@@ -98,6 +103,9 @@ class PredictSettings(LogSettings, command="predict"):
     ridge: Annotated[str | float | None, Option(RIDGE_HELP)] = None
     form: Annotated[str | None, Option(FORM_HELP)] = None
     provider: Annotated[str, Option(PROVIDER_HELP)] = "auto"
+    precision: Annotated[
+        str, Option("fp32, or int8: F.int8.onnx beside the bundle F.bundle, where it serves.", check=_precision)
+    ] = "fp32"
     method: Annotated[str | None, Option(LOAD_HELP)] = None
     publish: Annotated[
         str | None, Option("Publish each answer: mqtt://[user:password@]BROKER/TOPIC, or mqtts://.", url=True)
@@ -136,6 +144,7 @@ def predict_command(settings: PredictSettings) -> None:
         provider=settings.provider,
         answers=settings.answers,
         coverage=settings.coverage,
+        precision=settings.precision,
         follow=settings.follow or camera is not None,
     )
     tell(predictor)
@@ -185,6 +194,8 @@ def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -
     if others:
         logger.info(others)
     logger.info(predictor.runs_on)
+    if predictor.int8_line:
+        logger.info(predictor.int8_line)
 
 
 def _others(ways: Sequence[str], state: Path | None) -> str:

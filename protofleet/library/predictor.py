@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import UsageError
+from protofleet.contract.names import known as known_name
 from protofleet.edge_client.answers import predictor
+from protofleet.edge_client.answers.int8_answers import PRECISIONS, Int8Features
 from protofleet.edge_client.answers.knowledge import Following, Knowledge, follow_state
 from protofleet.edge_client.data.learned import LearnedFile, Outcome, example_of
 from protofleet.edge_client.trials.provider_trials import choose_providers
@@ -43,6 +45,8 @@ class Predictor(predictor.Predictor):
         answers: how much this device's own class shares count: `auto` as much as held-out photos of the fleet said,
             `own` fully, `fleet` not at all.
         coverage: the share of images whose set of classes is to hold the right one (`Answers.set_of`). None: no sets.
+        precision: fp32, or int8: the form beside the bundle that `export --precision int8` wrote. It is tried on the
+            first photos, and used where answers stay the same and come faster.
         follow: before each batch of answers, load what the client of the state directory or the aggregator of the
             store has learned since.
 
@@ -67,6 +71,7 @@ class Predictor(predictor.Predictor):
         provider: str = "auto",
         answers: str = "auto",
         coverage: float | None = None,
+        precision: str = "fp32",
         follow: bool = True,
     ) -> None:
         loaded, known, path = _read(Path(source), None if bundle is None else Path(bundle))
@@ -81,9 +86,17 @@ class Predictor(predictor.Predictor):
         self.runs_on = providers.choice.line
         newer = _newer(state, store, loaded, known) if follow and not solve else None
         options: dict[str, Any] = {"way": way, "threads": threads, "threshold": threshold, "providers": providers}
-        options |= {"answers": answers, "coverage": coverage}
+        int8 = (
+            Int8Features(path, loaded, threads) if known_name(PRECISIONS, precision, "--precision") == "int8" else None
+        )
+        options |= {"answers": answers, "coverage": coverage, "int8": int8}
         super().__init__(loaded, known, newer=newer, **options)
         self._state = state
+
+    @property
+    def int8_line(self) -> str:
+        """Whether answers come in int8, and why, in one line. Empty where that was not asked for."""
+        return "" if self._int8 is None else self._int8.line
 
     def learn(self, image: Image, label: str) -> Outcome:
         """Add an example to this device's own data. The next contribution includes it. It is on the disk on return.
