@@ -177,7 +177,7 @@ def _kernels() -> Iterator[Finding]:
 def _of_extra(extra: str, wanted: list[str]) -> list[str]:
     """The requirements of an extra and of the extras that it names: `demo` is `protofleet[broker,report]`."""
     marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
-    own = [line for line in marked if not line.startswith("protofleet")]
+    own = [line for line in marked if not line.startswith("protofleet[")]
     named = {
         name.strip() for line in marked if line not in own for name in line.partition("[")[2].split("]")[0].split(",")
     }

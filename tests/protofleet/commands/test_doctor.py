@@ -111,3 +111,9 @@ def test_an_extra_lacks_what_the_extras_that_it_names_lack() -> None:
     named = ['iotcore>=0.4; extra == "broker"', 'jinja2>=3.1; extra == "report"']
     wanted = [*named, 'protofleet[broker,report]; extra == "demo"']
     assert doctor._of_extra("demo", wanted) == named
+
+
+def test_a_package_of_ours_that_an_extra_is_made_of_is_looked_for() -> None:
+    wanted = ['protofleet-kernels>=0.1; extra == "kernels"', 'protofleet[broker]; extra == "photos"']
+    assert doctor._of_extra("kernels", wanted) == wanted[:1]
+    assert doctor._of_extra("photos", wanted) == []
