@@ -117,7 +117,7 @@ class DevicePage:
             try:
                 for photo in photos:
                     example = example_of(own.ring.image(photo, "png"), own.manifest)
-                    self._file.learn(example, label, answered=photo.answer)
+                    self._file.learn(example, label, answered=photo.answer_before)
                     done.append((photo, before.get(photo.pixels, "")))
             finally:
                 self._did(done)

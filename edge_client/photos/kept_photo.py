@@ -61,6 +61,7 @@ class KeptPhoto:
         waits: above 0 while its label has not been committed by the fleet.
         aside: why its owner does not name it: `unsure`, or `none` of the classes; empty where nothing was said.
         proposed: the class that it should belong to, in its owner's words.
+        first_answer: what was answered about it when it was first named; None where it never was.
     """
 
     number: int
@@ -78,11 +79,17 @@ class KeptPhoto:
     waits: int
     aside: str
     proposed: str
+    first_answer: str | None = None
 
     @property
     def id(self) -> str:
         """By which a person names it."""
         return self.pixels.hex()[:12]
+
+    @property
+    def answer_before(self) -> str:
+        """What was answered before it could be learned: also where a label was taken back, and another one is given."""
+        return self.answer if self.first_answer is None else self.first_answer
 
 
 def id_in(name: str) -> str | None:

@@ -50,12 +50,13 @@ KIND = Kind(
         " uncertainty REAL NOT NULL, version INTEGER NOT NULL, waits INTEGER NOT NULL, aside TEXT NOT NULL,"
         " proposed TEXT NOT NULL, features BLOB NOT NULL, png BLOB NOT NULL, view BLOB NOT NULL);"
         "CREATE TABLE basis (id INTEGER PRIMARY KEY CHECK (id = 1), network TEXT NOT NULL, namings INTEGER NOT NULL)",
+        "ALTER TABLE photo ADD COLUMN first_answer TEXT",
     ),
     pragmas={"auto_vacuum": 1, "cache_size": -512, "secure_delete": 1},
 )
 _COLUMNS = (
     "number, pixels, name, taken_s, last_s, times, answer, probability, novelty, is_unknown, uncertainty, version,"
-    " waits, aside, proposed"
+    " waits, aside, proposed, first_answer"
 )
 _ASIDES = ("", "unsure", "none")
 _SLACK = 1.1  # of a photo's bytes: what the file takes for them
@@ -126,7 +127,11 @@ class _Photos:
         with self._writing() as db:
             (number,) = db.execute("UPDATE basis SET namings = namings + 1 RETURNING namings").fetchone()
             for photo in photos:
-                db.execute("UPDATE photo SET waits = ?, aside = '' WHERE pixels = ?", (number, photo.pixels))
+                db.execute(
+                    "UPDATE photo SET waits = ?, aside = '', first_answer = coalesce(first_answer, answer)"
+                    " WHERE pixels = ?",
+                    (number, photo.pixels),
+                )
 
     def no_longer_named(self, photos: Sequence[KeptPhoto]) -> None:
         """The labels of these photos were taken back."""
@@ -230,7 +235,7 @@ class PhotoRing(_Photos):
             if has_room:
                 row = (
                     *(pixels, photo.name, photo.taken_s, photo.taken_s, 1, photo.answer, photo.probability),
-                    *(photo.novelty, int(photo.is_unknown), photo.uncertainty, photo.version, 0, "", ""),
+                    *(photo.novelty, int(photo.is_unknown), photo.uncertainty, photo.version, 0, "", "", None),
                     *(features, png, view),
                 )
                 marks = ", ".join("?" for _ in row)
@@ -338,9 +343,11 @@ def _photo(row: tuple[object, ...]) -> KeptPhoto:
         TypeError: a value is of another kind.
     """
     kinds = (int, bytes, str, float, float, int, str, None, None, int, float, int, int, str, str)
-    for value, kind in zip(row, kinds, strict=True):
+    for value, kind in zip(row[:-1], kinds, strict=True):
         if type(value) is not kind if kind is not None else not isinstance(value, float | None):
             raise TypeError(f"{type(value).__name__} in a photo")
+    if not isinstance(row[-1], str | None):
+        raise TypeError(f"{type(row[-1]).__name__} in a photo")
     values = list(row)
     values[9] = bool(values[9])
     return KeptPhoto(*values)  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def learn_command(
     example, kept = _example(photo, state, manifest)
     if kept is not None:
         PhotosBeside(state).naming([kept])
-    answered = "" if kept is None else kept.answer
+    answered = "" if kept is None else kept.answer_before
     outcome = LearnedFile(state, manifest.labels).learn(example, label, answered=answered)
     facts = {"photo": photo, "label": label, "outcome": outcome}
     _tell(state, f"{photo}: {_OUTCOMES[outcome]} as {label}", facts, json)

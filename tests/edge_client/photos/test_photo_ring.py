@@ -233,3 +233,20 @@ def test_what_was_kept_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert db.execute("PRAGMA application_id").fetchone() == (KIND.application_id,)
+
+
+def test_an_answer_after_a_label_is_never_taken_for_one_before_it(tmp_path: Path) -> None:
+    """Named, learned, answered anew by a head that knows it, taken back, named again: the first answer counts."""
+    ring = PhotoRing(tmp_path, "net")
+    ring.keep(photo(1, answer="shut"))
+    ring.keep(photo(2, answer=""))  # nobody answered about it
+    ring.naming(ring.photos())
+    ring.committed(ring.namings)
+    for kept in ring.photos():
+        ring.answered_anew(kept, photo(1, answer="open"))
+    ring.no_longer_named(ring.photos())
+    ring.naming(ring.photos())
+    second, first = PhotosBeside(tmp_path).photos()
+    assert (first.answer, second.answer) == ("open", "open")
+    assert (first.answer_before, second.answer_before) == ("shut", "")
+    ring.close()
