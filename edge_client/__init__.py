@@ -5,7 +5,8 @@ A round's way: `run` is the process; `messages` come in, and `rounds` says what 
 
 Beside it: `standing` is the same without rounds, `rollout` changes the bundle, `trials` tries what is relied on,
 `identity` signs and trusts, `answers` answers about photos, `cameras` take them, `photos` keeps some, `page` shows them
-(at a `page_address`), `hardware` is the board; `settings` are those of `protofleet client`.
+(at a `page_address`), `home_assistant` tells a house of them, `hardware` is the board; `settings` are those of
+`protofleet client`.
 """
 
 if __name__ != "protofleet.edge_client":

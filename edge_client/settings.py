@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP
 from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
+from protofleet.contract.printable import undisclosed
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.cameras.camera import checked_crop, read_every
@@ -17,7 +19,9 @@ from protofleet.edge_client.cameras.sources import CAMERA_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
 from protofleet.edge_client.page_address import read_page
 
-__all__ = ["ClientSettings"]
+__all__ = ["FLEETS_BROKER", "ClientSettings"]
+
+FLEETS_BROKER = "fleet"  # of --home-assistant
 
 
 def _provider(label: str, value: str) -> str:
@@ -32,6 +36,13 @@ def _size(label: str, value: str) -> str:
 
 def _page(label: str, value: str) -> str:
     read_page(value, label)
+    return value
+
+
+def _house(label: str, value: str) -> str:
+    if value != FLEETS_BROKER and re.match(r"(?i)mqtts?://", value) is None:
+        expected = f"mqtt://HOST, or {FLEETS_BROKER}"
+        raise UsageError(label, expected=expected, got=undisclosed(value), hint="mqtt://homeassistant.local")
     return value
 
 
@@ -110,6 +121,25 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     ] = None
     page_cert: Annotated[str | None, Option("PEM file of a certificate of the page's, for https.")] = None
     page_key: Annotated[str | None, Option("PEM file of its private key.")] = None
+    home_assistant: Annotated[
+        str | None,
+        Option(
+            "Show the camera's answers in Home Assistant, and be taught there; the policy has to allow it. Its broker, "
+            "mqtt[s]://[user:password@]host[:port], or `fleet` for the fleet's.",
+            check=_house,
+            metavar="BROKER",
+            url=True,
+        ),
+    ] = None
+    home_assistant_photo: Annotated[
+        bool, Option("Publish the last photo there, too: it leaves this device.")
+    ] = False
+    equal_answers: Annotated[
+        int, Option("Photos after each other that have to agree before another answer is shown there.", low=1, high=100)
+    ] = 1
+    remove_home_assistant: Annotated[
+        bool, Option("Take this device out of --home-assistant, and end; no --data.", only_typed=True)
+    ] = False
     threads: Annotated[int, Option("Threads for training.", low=1, high=256)] = 1
     memory_limit: Annotated[
         str | None,
@@ -198,6 +228,13 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             raise UsageError("--crop", expected="--camera, whose pictures it is of", got="none")
         if self.page is not None and self.camera is None:
             raise UsageError("--page", expected="--camera, whose photos it shows", got="none")
+        if self.home_assistant is not None and self.camera is None and not self.remove_home_assistant:
+            raise UsageError("--home-assistant", expected="--camera, whose answers it shows", got="none")
+        if self.home_assistant is None and (
+            self.remove_home_assistant or self.home_assistant_photo or self.equal_answers > 1
+        ):
+            option = "--remove-home-assistant" if self.remove_home_assistant else "an option for Home Assistant"
+            raise UsageError(option, expected="--home-assistant, its broker", got="none")
         if (self.page_cert is None) != (self.page_key is None) or (self.page_cert is not None and self.page is None):
             raise UsageError("--page-cert", expected="--page and --page-key beside it", got="not both")
         if self.test is not None and self.hold_out:

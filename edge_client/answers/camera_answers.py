@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from protofleet.edge_client.answers.suggestions import uncertainty_of
 from protofleet.edge_client.cameras.camera import Picture, Reader
 from protofleet.edge_client.cameras.sources import pictures_of
 from protofleet.edge_client.data.decode import Broken, Crop, Shape, decode_image, image_shape
+from protofleet.edge_client.data.samples import pixel_hash
 from protofleet.edge_client.journal.journal import FILE, read_kept
 from protofleet.edge_client.photos.kept_photo import NewPhoto
 from protofleet.edge_client.photos.photo_ring import PhotoRing
@@ -38,7 +40,7 @@ from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.extractor import Extractor
 from protofleet.edge_client.training.trainer import Weights
 
-__all__ = ["CameraAnswers", "OwnAnswers"]
+__all__ = ["Answered", "CameraAnswers", "OwnAnswers"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,16 @@ class OwnAnswers:
         return self._graphs.shared_extractor() if own is None else self._graphs.extractor(own)
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What was answered about a picture; as of `NewPhoto`."""
+
+    id: str
+    answer: str
+    probability: float | None
+    is_unknown: bool
+
+
 class CameraAnswers:
     """The thread that takes pictures, answers and keeps.
 
@@ -118,6 +130,7 @@ class CameraAnswers:
         on_photo: called in that thread after each picture that was kept.
         taken: how many pictures were answered about.
         newest_s: when the newest was taken; None before the first.
+        newest: what was answered about it.
     """
 
     def __init__(
@@ -136,6 +149,7 @@ class CameraAnswers:
         self._thread = threading.Thread(target=self._run, name="camera-answers", daemon=True)
         self.taken, self._version = 0, 0
         self.newest_s: float | None = None
+        self.newest: Answered | None = None
 
     def start(self) -> None:
         """Begin to take pictures."""
@@ -183,11 +197,14 @@ class CameraAnswers:
         features, answers, uncertainty = self._answers.about(x)
         if self._stopping.is_set():
             return
-        self._ring.keep(_photo(name, picture.taken_s, x, x if view is None else view, features, answers, uncertainty))
+        photo = _photo(name, picture.taken_s, x, x if view is None else view, features, answers, uncertainty)
+        self._ring.keep(photo)
         version = 0 if answers is None else answers.version
         if version != self._version:
             self._version = version
             self._answer_anew(version)
+        id = pixel_hash(x).hex()[:12]
+        self.newest = Answered(id, photo.answer, photo.probability, photo.is_unknown)
         self.taken, self.newest_s = self.taken + 1, time.time()
         self.on_photo()
 

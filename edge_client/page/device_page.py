@@ -24,7 +24,7 @@ from protofleet.edge_client.page.visitors import Visitor
 from protofleet.edge_client.photos.kept_photo import KeptPhoto
 from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.privacy.elapsed_time import moment
-from protofleet.edge_client.privacy.ledger import Cost, Entry, Ledger, digest_of, read_ledger
+from protofleet.edge_client.privacy.ledger import BESIDE, Cost, Entry, Ledger, digest_of, read_ledger
 
 __all__ = ["DevicePage", "Owned"]
 
@@ -200,9 +200,14 @@ class DevicePage:
             "pixels": list(dict.fromkeys(photo.pixels for photo in shown)),
         }
 
+    def left_bytes(self) -> int:
+        """How many bytes have left for the fleet."""
+        entries, _, _ = read_ledger(self._own.ledger_path)
+        return sum(entry.payload_bytes for entry in entries if entry.what not in BESIDE)
+
     def _left(self) -> dict[str, Any]:
         entries, _, terms = read_ledger(self._own.ledger_path)
-        sent = [entry for entry in entries if entry.what != "shown"]
+        sent = [entry for entry in entries if entry.what not in BESIDE]
         return {
             "releases": len(sent),
             "bytes": sum(entry.payload_bytes for entry in sent),

@@ -31,7 +31,7 @@ from protofleet.contract.files.atomic_files import own_directory
 from protofleet.contract.files.sqlite import Database, Kind, as_written, read_only, typed
 from protofleet.edge_client.privacy.elapsed_time import Moment, passed_s
 
-__all__ = ["FILE", "KIND", "Cost", "Entry", "Ledger", "Spent", "Terms", "What", "digest_of", "read_ledger"]
+__all__ = ["BESIDE", "FILE", "KIND", "Cost", "Entry", "Ledger", "Spent", "Terms", "What", "digest_of", "read_ledger"]
 
 FILE = "ledger.sqlite"  # of a state directory, where the policy names no other
 KIND = Kind(
@@ -54,7 +54,8 @@ KIND = Kind(
     pragmas={"cache_size": -256},
 )
 
-What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown", "shown"]
+What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown", "shown", "answer"]
+BESIDE: tuple[What, ...] = ("shown", "answer")  # that went to nobody of the fleet
 _Key = tuple[bytes, int, str]
 _COUNTED: tuple[What, ...] = ("round", "blinded", "standing", "unknown")  # that a rate is of
 _KINDS = (str, str, bytes, int, str, str, str, int, int, bytes)  # of an entry before its costs
@@ -80,7 +81,8 @@ class Entry:
 
     Attributes:
         what: `shown` are photos that the device's own page showed to a browser; they went to nobody of the fleet, so no
-            ε is stated of them; `blinded` is a share of a round's sums, and the sealed seed of the other one;
+            ε is stated of them; `answer` says the same of answers that were published for Home Assistant on one day;
+            `blinded` is a share of a round's sums, and the sealed seed of the other one;
             `sat-out` says nothing of the samples; `unknown` is one that only the journal knows of.
         fleet, run, round, method: what it was for; empty and 0 for figures.
         statistic: of the contribution; of figures, which they are.
@@ -358,6 +360,6 @@ def _spent(db: sqlite3.Connection) -> Spent:
         raise ValueError(f"{wrong} costs that are none")
     row = db.execute(
         "SELECT count(*), total(add_remove), total(replace), count(*) - count(add_remove), count(*) - count(replace)"
-        " FROM release WHERE what != 'shown'"
+        " FROM release WHERE what NOT IN ('shown', 'answer')"
     ).fetchone()
     return Spent(*row)

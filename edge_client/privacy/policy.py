@@ -9,6 +9,7 @@
     figures          = ["accuracy"]     # of those in a status that are computed from samples
     joint_head       = true             # left out of a round, it and those that agree get a head of their sums
     page             = true             # client --page may show kept photos to a browser
+    answers          = true             # client --home-assistant may publish what the camera's photos are answered
     keep_photos      = false            # no photo of client --camera is kept on this device
     keep_photos_for  = "7d"             # kept ones are removed after so long
     epsilon          = 4.0              # over every release of any kind,
@@ -16,8 +17,8 @@
     neighbours       = "add-remove"     # for data that differs in one sample more or fewer; or "replace"
     ledger           = "/var/lib/protofleet-ledger/kitchen.sqlite"  # instead of in the state directory
 
-- A key that is left out restricts nothing. `joint_head` and `page` are the exceptions: they allow something, and left
-  out they allow nothing.
+- A key that is left out restricts nothing. `joint_head`, `page` and `answers` are the exceptions: they allow something,
+  and left out they allow nothing.
 - A file without any key is refused, because it is a policy that got lost.
 - The terms of the last start are on record beside the ledger and in the journal. A start with looser terms (`looser`)
   is refused until the owner confirms them (`client --accept-looser-policy`).
@@ -79,6 +80,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     blinded: bool = False
     joint_head: bool = False
     page: bool = False
+    answers: bool = False
     keep_photos: bool = True
     keep_photos_for: str | None = None
     figures: tuple[Figure, ...] | None = None
@@ -196,12 +198,13 @@ def looser(now: Policy, before: Policy) -> tuple[str, ...]:
         keys += [name] * (limit is not None and (most is None or most > limit))
     keys += ["joint_head"] * (now.joint_head and not before.joint_head)
     keys += ["page"] * (now.page and not before.page)
+    keys += ["answers"] * (now.answers and not before.answers)
     keys += ["keep_photos"] * (now.keep_photos and not before.keep_photos)
     longest, limit_s = now.keeps_photos_for_s, before.keeps_photos_for_s
     keys += ["keep_photos_for"] * (limit_s is not None and (longest is None or longest > limit_s))
     keys += ["blinded"] * (before.blinded and not now.blinded)
     keys += ["neighbours"] * (before.is_private and now.neighbours != before.neighbours)
-    restricts = msgspec.structs.replace(before, ledger=None, joint_head=False, page=False) != Policy()
+    restricts = msgspec.structs.replace(before, ledger=None, joint_head=False, page=False, answers=False) != Policy()
     return (*keys, *(["ledger"] * (restricts and now.ledger != before.ledger)))
 
 

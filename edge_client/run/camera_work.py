@@ -1,10 +1,11 @@
-"""A client's camera, the photos that it keeps and their page, put together. Imported only where there is a camera."""
+"""A client's camera, the photos that it keeps, their page and Home Assistant, put together. Imported only where there is a camera."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.console.sizes import read_size
@@ -19,6 +20,9 @@ from protofleet.edge_client.privacy.policy import Policy
 from protofleet.edge_client.run.photo_work import PhotoWork
 from protofleet.edge_client.settings import ClientSettings
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
+
+if TYPE_CHECKING:
+    from protofleet.edge_client.page.device_page import DevicePage, Owned
 
 __all__ = ["start_camera"]
 
@@ -56,9 +60,8 @@ def start_camera(
     source = camera_of(settings.camera or "")
     camera = CameraAnswers(source, answers, ring, every_s=float(settings.every), crop=crop)
     parts.callback(camera.stop)
-    if settings.page is not None:
+    if settings.page is not None or settings.home_assistant is not None:
         from protofleet.edge_client.page.device_page import DevicePage, Owned
-        from protofleet.edge_client.page.page_server import PageServer
 
         owned = Owned(
             name=settings.id,
@@ -74,11 +77,48 @@ def start_camera(
             on_change=look,
         )
         page = DevicePage(owned)
-        camera.on_photo = page.came
-        files = settings.page_cert, settings.page_key
-        certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
-        server = PageServer(read_page(settings.page), page, certificate=certificate)
-        server.start()
-        parts.callback(server.stop)
+        listeners = [page.came]
+        if settings.page is not None:
+            _serve(settings, page, parts)
+        if settings.home_assistant is not None:
+            listeners.append(_show_at_home(settings, bundle, page, owned, parts))
+        camera.on_photo = lambda: _call(listeners)
     camera.start()
     return work
+
+
+def _call(listeners: list[Callable[[], None]]) -> None:
+    for listener in listeners:
+        listener()
+
+
+def _serve(settings: ClientSettings, page: DevicePage, parts: contextlib.ExitStack) -> None:
+    from protofleet.edge_client.page.page_server import PageServer
+
+    files = settings.page_cert, settings.page_key
+    certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
+    server = PageServer(read_page(settings.page or ""), page, certificate=certificate)
+    server.start()
+    parts.callback(server.stop)
+
+
+def _show_at_home(
+    settings: ClientSettings, bundle: Bundle, page: DevicePage, owned: Owned, parts: contextlib.ExitStack
+) -> Callable[[], None]:
+    """Be in Home Assistant; gives what is to be called after each photo."""
+    from protofleet.edge_client.home_assistant.discovery import Topics
+    from protofleet.edge_client.home_assistant.house import House, Shown
+    from protofleet.edge_client.home_assistant.removal import address_of
+
+    shown = Shown(
+        topics=Topics(settings.fleet, settings.id),
+        classes=bundle.manifest.labels,
+        bundle=bundle.sha256.hex()[:12],
+        left_bytes=page.left_bytes,
+        equal=settings.equal_answers,
+        photo=settings.home_assistant_photo,
+    )
+    house = House(address_of(settings), shown, owned.camera, page, owned.ring, owned.ledger)
+    house.start()
+    parts.callback(house.stop)
+    return house.came

@@ -116,6 +116,11 @@ def _run(settings: ClientSettings) -> None:
 
         withdraw(settings)
         return
+    if settings.remove_home_assistant:
+        from protofleet.edge_client.home_assistant.removal import remove
+
+        remove(settings)
+        return
     from protofleet.edge_client.run.service import Service
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

@@ -54,7 +54,7 @@ from protofleet.edge_client.rollout.rollout_file import RolloutFile
 from protofleet.edge_client.rollout.rollout_work import RolloutWork
 from protofleet.edge_client.run.client import Client, Figures
 from protofleet.edge_client.run.round_work import Own
-from protofleet.edge_client.settings import ClientSettings
+from protofleet.edge_client.settings import FLEETS_BROKER, ClientSettings
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.onnx_session import Providers
 from protofleet.edge_client.trials.memory_limit import fitting_forms, trains_in_parts
@@ -111,6 +111,8 @@ class Service:
                 raise UsageError("--camera", expected="a --policy that lets photos be kept", got=got)
         if settings.page is not None and not policy.page:
             raise UsageError("--page", expected="a --policy with page = true", got="none that allows it")
+        if settings.home_assistant is not None:
+            _check_house(settings, policy)
         keys = () if settings.trust is None else read_public_keys(settings.trust)
         of_us = about(fleet=settings.fleet, device=settings.id)
         with of_us, RolloutFile(Path(settings.state), make=bool(keys)) as file:
@@ -306,6 +308,18 @@ class Service:
         self._is_look_due = (client := self._client) is None
         if client is not None:
             client.look()
+
+
+def _check_house(settings: ClientSettings, policy: Policy) -> None:
+    """Whether answers may leave, and for where; so that a mistake in the address is known at the start."""
+    from protofleet.edge_client.home_assistant.removal import address_of
+
+    if not policy.answers:
+        raise UsageError("--home-assistant", expected="a --policy with answers = true", got="none that allows it")
+    if policy.is_private and settings.home_assistant == FLEETS_BROKER:
+        expected = "a broker of your own, since answers have no noise and the policy has epsilon"
+        raise UsageError("--home-assistant", expected=expected, got=FLEETS_BROKER)
+    address_of(settings)
 
 
 def _no_arrays(manifest: Manifest) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -16,7 +16,7 @@ from protofleet.contract.console.tables import show_table
 from protofleet.contract.errors import UsageError
 from protofleet.contract.printable import counted, printable
 from protofleet.edge_client.privacy.accountant import Accountant
-from protofleet.edge_client.privacy.ledger import FILE, Entry, Spent, Terms, read_ledger
+from protofleet.edge_client.privacy.ledger import BESIDE, FILE, Entry, Spent, Terms, read_ledger
 
 __all__ = ["describe_ledger", "is_ledger", "show_ledger"]
 
@@ -87,11 +87,15 @@ def show_ledger(facts: dict[str, Any], console: Console) -> None:
 def _lines(facts: dict[str, Any]) -> list[str]:
     spent, releases = Spent(**facts["spent"]), facts["releases"]
     shown = [release for release in releases if release["what"] == "shown"]
-    releases = [release for release in releases if release["what"] != "shown"]
+    answered = sum(release["what"] == "answer" for release in releases)
+    releases = [release for release in releases if release["what"] not in BESIDE]
     size = sum(release["payload_bytes"] for release in releases)
     lines = [f"{counted(len(releases), 'release')}, {size:,} bytes, repetitions not counted: {facts['path']}"]
     if shown:
         lines.append(f"photos were shown on this device's page {counted(len(shown), 'time')}, which no ε is stated of")
+    if answered:
+        days = counted(answered, "day")
+        lines.append(f"answers were published for Home Assistant on {days}, which no ε is stated of")
     for name, of_any in _RELATIONS.items():
         relation = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")
         epsilon, bare = facts["spent_epsilon"][name], spent.of(name)[1]
