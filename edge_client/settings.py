@@ -131,9 +131,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             url=True,
         ),
     ] = None
-    home_assistant_photo: Annotated[
-        bool, Option("Publish the last photo there, too: it leaves this device.")
-    ] = False
+    home_assistant_photo: Annotated[bool, Option("Publish the last photo there, too: it leaves this device.")] = False
     equal_answers: Annotated[
         int, Option("Photos after each other that have to agree before another answer is shown there.", low=1, high=100)
     ] = 1

@@ -1,4 +1,4 @@
-"""Which answer is shown: one that so many photos after each other agree on, so that a door that is passed does not ring.
+"""Which answer is shown: one that so many photos after each other agree on, so that no chance photo rings.
 
 A pure machine: photos go in, and what stands comes out.
 """

@@ -1,4 +1,7 @@
-"""A client's camera, the photos that it keeps, their page and Home Assistant, put together. Imported only where there is a camera."""
+"""A client's camera, the photos that it keeps, their page and Home Assistant, put together.
+
+Imported only where there is a camera.
+"""
 
 from __future__ import annotations
 
