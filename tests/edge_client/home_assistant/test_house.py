@@ -81,8 +81,12 @@ class Listener:
 
     def teach(self, **choice: object) -> str:
         """Make a choice; what the device says of it."""
+        return self.send(json.dumps(choice))
+
+    def send(self, payload: str | bytes) -> str:
+        """As `teach`, of any bytes."""
         before = sum(topic == TOPICS.of("state") for topic, _ in self.all)
-        self.say(TOPICS.of("teach"), choice)
+        self.say(TOPICS.of("teach"), payload)
         until(lambda: sum(topic == TOPICS.of("state") for topic, _ in self.all) > before)
         return self.state["said"]
 
@@ -193,9 +197,8 @@ def test_a_choice_is_a_label_in_the_next_round_and_an_old_photo_is_refused(
     assert house.teach(photo=second, label="Cat") == f"refused: photo {second} has no such class"
     assert house.teach(photo="../../etc", label="Bag") == "refused: the choice names no photo"
     assert labels_in(device.folder / "state") == ["Bag"]
-    house.say(TOPICS.of("teach"), b"[" * 3_000)
-    house.say(TOPICS.of("teach"), b"\xff{")
-    until(lambda: house.state["said"] == "refused: expected JSON with photo and label")
+    for payload in (b"[" * 3_000, b"\xff{"):
+        assert house.send(payload) == "refused: expected JSON with photo and label"
     assert house.teach(photo=second, right=True) == f"photo {second} is Bag"
     assert labels_in(device.folder / "state") == ["Bag", "Bag"]
 
