@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from brokers import Mosquitto
-from test_house import BUNDLE, TOPICS, Device, Listener, broker, device, house, labels_in, until
+from home_assistant_samples import BUNDLE, TOPICS, Device, Listener, broker, device, house, labels_in, until
 
 from protofleet.contract.bundle.bundle_file import read_bundle
 
