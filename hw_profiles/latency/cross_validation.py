@@ -3,25 +3,39 @@
 Each model (or, stricter, each architecture family) is left out in turn. Everything is fitted on the rest, and the rows
 left out are predicted. The roofline is fitted, too: its peak rates are scaled by one efficiency per setting, on the
 same rows. The targets (README, Figures): median at most 15 %, 90th percentile at most 40 %.
+
+Intervals are tried on rows that neither the fit nor the widths have seen: `with_halves` takes the widths of a row from
+the left-out rows of other groups, `nested` fits and calibrates everything without the group that it then predicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log
 
 import numpy as np
 
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.datasheet import device_rates
 from protofleet.hw_profiles.latency.hierarchical_fit import NOISE, fit_rows, nominal_of
-from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.intervals import Case, binomial_p, calibrate, left_out_with, scored
+from protofleet.hw_profiles.latency.operator_classes import CLASSES, MACS
 from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE, Row, family
 
-__all__ = ["LeftOut", "by_family", "by_model", "error_table", "group_of", "interval_scale", "leave_out"]
+__all__ = [
+    "LeftOut",
+    "by_family",
+    "by_model",
+    "coverage_table",
+    "error_table",
+    "group_of",
+    "leave_out",
+    "nested",
+    "with_halves",
+]
 
-COVERAGE_Z = 1.2816  # 80 % of a normal distribution lies within this many standard deviations
-_MACS = [CLASSES.index(c) for c in ("pointwise", "winograd", "window", "depthwise3", "depthwise5", "dense")]
+_REJECTED = 0.01  # a group's intervals fail where a binomial test at this level rejects 80 %
 _TRAFFIC = [CLASSES.index(c) for c in ("traffic", "pool", "elementwise")]
 
 
@@ -34,6 +48,7 @@ class LeftOut:
         sd: predicted standard deviation of the logarithm.
         roofline_ms: the plain roofline with one fitted efficiency per setting.
         datasheet_ms: the plain roofline at the data sheet's peaks.
+        half: half the width of the 80 % interval, in natural logarithms; 0 until there are widths for it.
     """
 
     row: Row
@@ -41,6 +56,7 @@ class LeftOut:
     sd: float
     roofline_ms: float
     datasheet_ms: float
+    half: float = 0.0
 
     @property
     def error(self) -> float:
@@ -78,14 +94,63 @@ def leave_out(
         yield left_out
 
 
-def interval_scale(left_out: Sequence[LeftOut]) -> float:
-    """The factor on predicted standard deviations by which 80 % of the rows left out lie within."""
-    ratios = [abs(np.log(one.ms / one.row.ms)) / (COVERAGE_Z * one.sd) for one in left_out if not _own(one)]
-    return float(np.quantile(ratios, 0.8))
+def with_halves(
+    left_out: Sequence[LeftOut], case: Case = "family", known: Sequence[LeftOut] | None = None
+) -> list[LeftOut]:
+    """The same rows with their intervals, each by widths that saw no row of its own group.
+
+    Args:
+        case: what groups the rows.
+        known: the left-out rows that the widths are learned from; None for `left_out` itself.
+    """
+    together = left_out_with(case)
+    found = []
+    for name in sorted({together(one.row) for one in left_out}):
+        others = [one for one in known or left_out if together(one.row) != name]
+        widths = calibrate(others or left_out, case)
+        mine = [one for one in left_out if together(one.row) == name]
+        found += [replace(one, half=widths.half(one.row.setting, one.sd)) for one in mine]
+    return found
+
+
+def nested(rows: Sequence[Row], devices: Mapping[str, Device], case: Case = "family") -> list[LeftOut]:
+    """Every group left out in turn: fit, left-out errors and widths from all other rows, then its rows predicted."""
+    together = left_out_with(case)
+    found = []
+    for group in leave_out(rows, devices, together):
+        name = together(group[0].row)
+        others = [row for row in rows if together(row) != name]
+        widths = calibrate([one for inner in leave_out(others, devices, together) for one in inner], case)
+        found += [replace(one, half=widths.half(one.row.setting, one.sd)) for one in group]
+    return found
+
+
+def coverage_table(left_out: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+    """How many rows lie inside their 80 % interval: of all, by runtime, by device and by family.
+
+    `p` is that of a binomial test of 80 %; a group with `p` below 1 % fails.
+    """
+    groups: dict[str, list[LeftOut]] = {"all": list(left_out)}
+    for kind, name_of in (
+        ("runtime", lambda row: row.setting.runtime),
+        ("device", lambda row: row.setting.device),
+        ("family", lambda row: family(row.model)),
+    ):
+        for one in sorted(left_out, key=lambda one, name_of=name_of: name_of(one.row)):  # type: ignore[misc]
+            groups.setdefault(f"{kind} {name_of(one.row)}", []).append(one)
+    table = {}
+    for name, members in groups.items():
+        inside = sum(scored(one) <= one.half for one in members)
+        p = binomial_p(inside, len(members))
+        ratio = float(np.median([np.exp(2 * one.half) for one in members]))
+        table[name] = {"rows": float(len(members)), "inside": float(inside), "p": p, "high_over_low": ratio}
+        table[name]["fails"] = float(p < _REJECTED)
+    return table
 
 
 def error_table(left_out: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
-    """Rows, median and 90th percentile of the error by group of settings, ours and both rooflines'.
+    """Rows, median and 90th percentile of the error by group of settings, ours and both rooflines', and how many rows
+    lie inside their intervals (`with_halves`).
 
     The line `all published` leaves out what we measured ourselves.
     """
@@ -111,7 +176,7 @@ def _summary(members: Sequence[LeftOut]) -> dict[str, float]:
     ours = [one.error for one in members]
     roofline = [abs(one.roofline_ms / one.row.ms - 1) for one in members]
     sheet = [abs(one.datasheet_ms / one.row.ms - 1) for one in members]
-    inside = [abs(np.log(one.ms / one.row.ms)) <= COVERAGE_Z * one.sd for one in members]
+    inside = [abs(log(one.ms / one.row.ms)) <= one.half for one in members]
     figures = {"rows": float(len(members)), "inside_80": float(np.mean(inside))}
     for name, errors in (("ours", ours), ("roofline", roofline), ("datasheet", sheet)):
         figures[f"{name}_median"] = float(np.median(errors))
@@ -122,7 +187,7 @@ def _summary(members: Sequence[LeftOut]) -> dict[str, float]:
 def _roofline_ms(row: Row, devices: Mapping[str, Device]) -> float:
     setting = row.setting
     rates = device_rates(devices[setting.device], setting.processor, setting.precision, setting.threads, row.clock_ghz)
-    compute_ms = row.demand[_MACS].sum() / rates.macs
+    compute_ms = row.demand[MACS].sum() / rates.macs
     memory_ms = row.demand[_TRAFFIC].sum() * rates.element_bytes / rates.bytes
     return float(max(compute_ms, memory_ms))
 

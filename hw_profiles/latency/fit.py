@@ -14,7 +14,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +25,14 @@ from protofleet.contract.errors import ProtofleetError
 from protofleet.hw_profiles.devices.schema import Device, load_devices
 from protofleet.hw_profiles.latency.cross_validation import (
     LeftOut,
-    by_family,
     by_model,
     error_table,
-    interval_scale,
     leave_out,
+    with_halves,
 )
-from protofleet.hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, Fitted, fit_rows
-from protofleet.hw_profiles.latency.operator_classes import CLASSES
+from protofleet.hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, Fitted, fit_rows, kind_of
+from protofleet.hw_profiles.latency.intervals import CASES, Case, calibrate, left_out_with
+from protofleet.hw_profiles.latency.operator_classes import CLASSES, MACS
 from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 from protofleet.hw_profiles.latency.published_rows import (
     ANY_DEVICE,
@@ -49,14 +49,19 @@ __all__ = ["coefficient_table", "cross_validate", "main"]
 _CPU_RUNTIMES = ("ncnn", "tflite", "onnxruntime")
 _OWN_ROWS = Path(__file__).with_name("own_rows.json")
 _GPU_RUNTIMES = ("tensorrt", "ncnn-vulkan")
+_FEWEST_ROWS = 8  # fewer say little of a median
 
 
 def cross_validate(rows: Sequence[Row], devices: Mapping[str, Device]) -> dict[str, list[LeftOut]]:
-    """Every row predicted without its model, and without its whole family: `by model`, `by family`."""
-    return {
-        "by model": [one for group in leave_out(rows, devices, by_model) for one in group],
-        "by family": [one for group in leave_out(rows, devices, by_family) for one in group],
-    }
+    """Every row predicted without its model, its whole family, its runtime on its device, its device: `by model`,
+    `by family`, `by runtime`, `by device`. All have the intervals of other groups' left-out rows."""
+    checks = {f"by {case}": _left_out(rows, devices, left_out_with(case)) for case in CASES}
+    by_case = {f"by {case}": with_halves(checks[f"by {case}"], case) for case in CASES}
+    return {"by model": with_halves(_left_out(rows, devices, by_model), known=checks["by family"]), **by_case}
+
+
+def _left_out(rows: Sequence[Row], devices: Mapping[str, Device], together: Callable[[Row], str]) -> list[LeftOut]:
+    return [one for group in leave_out(rows, devices, together) for one in group]
 
 
 def coefficient_table(
@@ -70,11 +75,14 @@ def coefficient_table(
     count = Counter(row.setting for row in rows)
     settings = list(dict.fromkeys([*sorted(count), *_askable(devices)]))
     return {
-        "schema": 1,
+        "schema": 2,
         "provenance": dict(provenance),
         "levels": {level.name: level.sd for level in LEVELS},
         "noise": NOISE,
-        "interval_scale": round(interval_scale(checks["by family"]), 4),
+        "intervals": {case: calibrate(checks[f"by {case}"], case).as_json() for case in CASES},
+        "errors": {case: _errors(checks[f"by {case}"], case) for case in CASES},
+        "sizes": _sizes(rows),
+        "kinds": _kinds(rows),
         "checks": {name: _rounded(error_table(left_out)) for name, left_out in checks.items()},
         "classes": CLASSES,
         "fits": [_entry(fitted, setting, count[setting]) for setting in settings],
@@ -137,6 +145,55 @@ def print_checks(console: Console, title: str, left_out: Sequence[LeftOut]) -> N
         shown = [f"{100 * value:.1f} %" for value in cells]
         table.add_row(name, f"{row['rows']:.0f}", *shown[:2], f"{100 * row['inside_80']:.0f} %", *shown[2:])
     console.print(table)
+
+
+def _errors(left_out: Sequence[LeftOut], case: Case) -> dict[str, dict[str, float]]:
+    """Median and 90th percentile of the error of left-out rows: of all (""), by `runtime`, and by `runtime, device`.
+
+    Where a runtime is left out on its only device, none of its rows are left: then no line is its own.
+    """
+    groups: dict[str, list[float]] = {}
+    devices: dict[str, set[str]] = {}
+    for one in left_out:
+        devices.setdefault(one.row.setting.runtime, set()).add(one.row.setting.device)
+    for one in left_out:
+        setting = one.row.setting
+        names = [""]
+        if case == "family":
+            names += [setting.runtime, f"{setting.runtime}, {setting.device}"]
+        elif len(devices[setting.runtime]) > 1:
+            names.append(setting.runtime)
+        for name in names:
+            groups.setdefault(name, []).append(one.error)
+    return {
+        name: {
+            "rows": len(found),
+            "median": round(float(np.median(found)), 4),
+            "p90": round(float(np.quantile(found, 0.9)), 4),
+        }
+        for name, found in sorted(groups.items())
+        if len(found) >= _FEWEST_ROWS or not name
+    }
+
+
+def _sizes(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """The fewest and the most multiply-accumulates of the rows by `runtime` and by `runtime, device`."""
+    sizes: dict[str, list[float]] = {}
+    for row in rows:
+        macs = float(row.demand[MACS].sum())
+        for name in (row.setting.runtime, f"{row.setting.runtime}, {row.setting.device}"):
+            low, high = sizes.get(name, [macs, macs])
+            sizes[name] = [min(low, macs), max(high, macs)]
+    return dict(sorted(sizes.items()))
+
+
+def _kinds(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The kinds of processor that have rows, by `runtime` and by `precision`."""
+    kinds: dict[str, set[str]] = {}
+    for row in rows:
+        for name in (row.setting.runtime, row.setting.precision):
+            kinds.setdefault(name, set()).add(kind_of(row.setting))
+    return {name: sorted(found) for name, found in sorted(kinds.items())}
 
 
 def _askable(devices: Mapping[str, Device]) -> list[Setting]:

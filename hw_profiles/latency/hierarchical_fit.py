@@ -24,7 +24,7 @@ from protofleet.hw_profiles.latency.datasheet import device_rates, log_cost_ms
 from protofleet.hw_profiles.latency.operator_classes import CLASSES
 from protofleet.hw_profiles.latency.published_rows import ANY_X86, OWN_DEVICE, Row, Setting
 
-__all__ = ["LEVELS", "NOISE", "Fitted", "Level", "fit_rows", "nominal_of"]
+__all__ = ["LEVELS", "NOISE", "Fitted", "Level", "fit_rows", "kind_of", "nominal_of"]
 
 _Array = NDArray[np.float64]
 _Evaluate = Callable[[_Array], tuple[_Array, _Array, float]]  # effects -> shares, residual, cost
@@ -43,14 +43,14 @@ class Level:
     per_class: bool = True
 
 
-def _kind(setting: Setting) -> str:
+def kind_of(setting: Setting) -> str:
     """Processors that are alike: Arm CPUs, GPUs, and x86 CPUs, whose vectors are four times as wide."""
     return "x86" if setting.device in (OWN_DEVICE, ANY_X86) else setting.processor
 
 
 LEVELS = (
-    Level("class", 0.5, _kind),
-    Level("precision", 0.3, lambda s: (_kind(s), s.precision)),
+    Level("class", 0.5, kind_of),
+    Level("precision", 0.3, lambda s: (kind_of(s), s.precision)),
     Level("runtime", 0.3, lambda s: s.runtime),
     Level("runtime and precision", 0.2, lambda s: (s.runtime, s.precision)),
     Level("device", 0.2, lambda s: (s.processor, s.device, s.threads)),

@@ -34,12 +34,13 @@ from numpy.typing import NDArray
 
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
-__all__ = ["CLASSES", "LayerDemand", "demand", "layer_demands"]
+__all__ = ["CLASSES", "MACS", "LayerDemand", "demand", "layer_demands"]
 
 CLASSES = (
     "pointwise", "winograd", "tiles", "window", "patches", "depthwise3", "depthwise5", "dense", "traffic", "pool",
     "exponential", "piecewise", "elementwise", "launches", "squeeze",
 )  # fmt: skip
+MACS = [CLASSES.index(c) for c in ("pointwise", "winograd", "window", "depthwise3", "depthwise5", "dense")]
 _EXPONENTIAL = frozenset(
     ("Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish")
 )

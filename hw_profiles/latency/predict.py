@@ -5,11 +5,12 @@
 1. Pick the setting: runtime, precision, threads.
 2. Look up its fitted offsets, or those of the nearest setting that has some.
 3. Price the demand class by class.
-4. Widen the interval by the uncertainty of the fit.
+4. Give it the interval (`intervals`) that left-out rows ask for where a prediction rests on as little as this one.
+5. Say how well that does (`error`), and whether there is ground for it (`support`).
 
-The interval should hold 8 times out of 10. It is scaled so that it did for architecture families that were left out.
-Every figure is `predicted`. `python -m protofleet.hw_profiles.latency.fit` makes the coefficients, with their
-provenance inside. See docs/hardware.md.
+The interval should hold 8 times out of 10. Every figure is `predicted`.
+`python -m protofleet.hw_profiles.latency.fit` makes the coefficients, with their provenance inside. See
+docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from numpy.typing import NDArray
 from protofleet.contract.errors import UsageError, near_names
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.datasheet import Precision, Threads, device_rates, log_cost_ms
+from protofleet.hw_profiles.latency.intervals import CASES, Case, Widths
 from protofleet.hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
 from protofleet.hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
+from protofleet.hw_profiles.latency.support import Grounds, Support, case_of, support_of
 from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = [
     "Coefficients",
+    "ModelError",
     "Prediction",
     "coefficients",
     "default_runtime",
@@ -40,8 +44,6 @@ __all__ = [
     "runtimes",
     "settings_of",
 ]
-
-COVERAGE_Z = 1.2816  # 80 % of a normal distribution
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +58,34 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """`coefficients.json`: all fits, the noise of a row, and by how much intervals grow."""
+    """`coefficients.json`: all fits, the noise of a row, the widths of intervals, the errors of each case by runtime,
+    and what the rows cover."""
 
     fits: Mapping[tuple[str, str, str, str], Fit]
     noise: float
-    interval_scale: float
+    widths: Mapping[Case, Widths]
+    errors: Mapping[str, Mapping[str, Mapping[str, float]]]
+    grounds: Grounds
     provenance: Mapping[str, object]
     checks: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """How wrong the model was on rows left out as this prediction's lack: median and 90th percentile, and whose."""
+
+    median: float
+    p90: float
+    rows: int
+    left_out: Case
+    of: str
+
+    def as_text(self) -> str:
+        """One line beside a figure."""
+        return (
+            f"off by {100 * self.median:.0f} % in the median, {100 * self.p90:.0f} % in one of ten, on {self.rows} "
+            f"rows of {self.of}, each {self.left_out} left out"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +93,12 @@ class Prediction:
     """Milliseconds on one setting.
 
     Attributes:
-        ms, low_ms, high_ms: the prediction and its 80 % interval.
+        ms, low_ms, high_ms: the prediction and its 80 % interval, which means nothing where there is no ground.
         layers_ms: one entry for each layer of the workload, fused ones 0; they add up to `ms`.
         rows: number of published rows of exactly this setting; 0 for shared effects and the data sheet only.
         basis: the basis of the prediction, in words.
+        support: whether it is interpolated, extrapolated or without ground.
+        error: of the model where it knows as little.
         unmodelled: operators unknown to the model, with their number. They are priced as plain element-wise work.
     """
 
@@ -84,8 +109,16 @@ class Prediction:
     layers_ms: NDArray[np.float64]
     rows: int
     basis: str
+    support: Support
+    error: ModelError
     unmodelled: Mapping[str, int]
     demands: tuple[LayerDemand, ...] = ()
+
+    def interval_text(self) -> str:
+        """The interval in words; of a figure without ground there is none."""
+        if self.support.status == "no ground":
+            return f"no interval: {'; '.join(self.support.reasons)}"
+        return f"80 % within {self.low_ms:.3g} to {self.high_ms:.3g} ms"
 
     def products(self) -> list[tuple[str, int, float, float]]:
         """Layers that multiply: (name, multiply-accumulates, elements read and written, ms)."""
@@ -113,7 +146,9 @@ def coefficients() -> Coefficients:
         key = (s.device, s.runtime, s.precision, s.threads)
         if key not in fits or _standing(fit) > _standing(fits[key]):
             fits[key] = fit
-    return Coefficients(fits, table["noise"], table["interval_scale"], table["provenance"], table["checks"])
+    widths = {case: Widths(**table["intervals"][case]) for case in CASES}
+    grounds = Grounds(table["sizes"], table["kinds"])
+    return Coefficients(fits, table["noise"], widths, table["errors"], grounds, table["provenance"], table["checks"])
 
 
 def runtimes(device: Device) -> dict[str, int]:
@@ -165,6 +200,7 @@ def predict(
     runtime: str | None = None,
     precision: Precision | None = None,
     threads: Threads = "all",
+    forward: Workload | None = None,
 ) -> Prediction:
     """Predict the time of one run of `workload`: an inference graph, or a training step.
 
@@ -172,6 +208,7 @@ def predict(
         runtime: None for the device's default; for a training step `TRAINING_RUNTIME`, the only one there is.
         precision: None for the runtime's default on this device.
         threads: `1` or `all` cores; without effect on a GPU.
+        forward: of a training step, the inference graph of the same network, by which its operators are judged.
 
     Raises:
         UsageError: the device has no such processor, or runtime or precision cannot be predicted there.
@@ -190,19 +227,44 @@ def predict(
     share = parts.sum(axis=0) / total
     known = coefficients()
     variance = float(share @ fit.covariance @ share) + known.noise**2
-    sd = known.interval_scale * np.sqrt(variance)
+    layers_ms = parts.sum(axis=1)
+    case = case_of(fit.setting, device.name, fit.rows)
+    half = known.widths[case].half(fit.setting, float(np.sqrt(variance)))
     setting = Setting(device.name, processor, runtime, precision, fit.setting.threads, fit.setting.variant)
     return Prediction(
         setting=setting,
         ms=float(total),
-        low_ms=float(total * np.exp(-COVERAGE_Z * sd)),
-        high_ms=float(total * np.exp(COVERAGE_Z * sd)),
-        layers_ms=parts.sum(axis=1),
+        low_ms=float(total * np.exp(-half)),
+        high_ms=float(total * np.exp(half)),
+        layers_ms=layers_ms,
         rows=fit.rows,
         basis=_basis(fit, device),
+        support=_support(workload, forward, list(zip(demands, layers_ms.tolist(), strict=True)), fit, device),
+        error=_error(case, setting),
         unmodelled=workload.unmodelled,
         demands=tuple(demands),
     )
+
+
+def _support(
+    workload: Workload, forward: Workload | None, priced: list[tuple[LayerDemand, float]], fit: Fit, device: Device
+) -> Support:
+    case = case_of(fit.setting, device.name, fit.rows)
+    operators = None
+    if forward is not None:
+        rates = device_rates(device, fit.setting.processor, fit.setting.precision, fit.setting.threads)
+        unit_ms = np.exp(log_cost_ms(rates, fit.setting.processor) + fit.offsets)  # (K,)
+        operators = forward, [(one, float(one.amounts @ unit_ms)) for one in layer_demands(forward)]
+    return support_of(workload, priced, fit.setting, case, coefficients().grounds, device.name, operators)
+
+
+def _error(case: Case, setting: Setting) -> ModelError:
+    """That of the runtime on this device where enough rows were left out, else of the runtime, else of all."""
+    errors = coefficients().errors[case]
+    names = (f"{setting.runtime}, {setting.device}", setting.runtime, "")
+    name = next(name for name in names if name in errors)
+    of = {names[0]: f"{setting.runtime} on this device", names[1]: setting.runtime}.get(name, "all runtimes")
+    return ModelError(errors[name]["median"], errors[name]["p90"], int(errors[name]["rows"]), case, of)
 
 
 def _fit_for(device: Device, runtime: str, precision: str, threads: str) -> Fit:

@@ -86,7 +86,7 @@ def _ladder(uplink: Mapping[str, Any]) -> Table:
 
 def _fleet(devices: Sequence[_Device]) -> Table:
     headers = (
-        "device", "inference", "80 % interval", "", "energy", "training step", "", "round", "fits in memory",
+        "device", "inference", "80 % interval", "", "ground", "energy", "training step", "", "round", "fits in memory",
     )  # fmt: skip
     rows = []
     for device in devices:
@@ -98,6 +98,7 @@ def _fleet(devices: Sequence[_Device]) -> Table:
                 time_text(main["latency_ms"]),
                 _interval(main),
                 main["kind"],
+                main["support"] or "–",
                 f"{spent['low_mj']:,.3g} – {spent['high_mj']:,.3g} mJ" if spent else "not known",
                 time_text(step["latency_ms"]) if step else "–",
                 step["kind"] if step else "",
@@ -105,7 +106,7 @@ def _fleet(devices: Sequence[_Device]) -> Table:
                 _fits(memory),
             )
         )
-    return Table("the fleet", headers, rows, left=(0, 8), tags=(3, 6))
+    return Table("the fleet", headers, rows, left=(0, 4, 9), tags=(3, 7))
 
 
 def _latency_chart(devices: Sequence[_Device]) -> str:
@@ -131,10 +132,18 @@ def _phase_chart(training: Sequence[_Device]) -> str:
 
 def _training(training: Sequence[_Device]) -> Table:
     rows = [
-        (_short(device), time_text(step["latency_ms"]), _interval(step), step["kind"], f"{step['round_steps']:,}")
+        (
+            _short(device),
+            time_text(step["latency_ms"]),
+            _interval(step),
+            step["kind"],
+            f"{step['round_steps']:,}",
+            _ground(step),
+        )
         for device, step in ((device, device["training_step"]) for device in training)
     ]
-    return Table("a training step", ("device", "step", "80 % interval", "", "steps in a round"), rows, tags=(3,))
+    headers = ("device", "step", "80 % interval", "", "steps in a round", "ground, and the model's error")
+    return Table("a training step", headers, rows, wide=(5,), tags=(3,))
 
 
 def _training_basis(training: Sequence[_Device]) -> str:
@@ -202,11 +211,15 @@ def _entries(device: _Device) -> Table:
             entry["kind"],
             f"{entry['energy']['mj']:,.3g} mJ" if entry["energy"] else "–",
             entry["basis"],
+            _ground(entry),
         )
         for entry in device["inference"]
     ]
-    headers = ("runtime", "precision", "threads", "latency", "80 % interval", "", "energy", "rests on")
-    return Table(f"runtimes of {_short(device)}", headers, rows, wide=(7,), tags=(5,))
+    headers = (
+        "runtime", "precision", "threads", "latency", "80 % interval", "", "energy", "rests on",
+        "ground, and the model's error",
+    )  # fmt: skip
+    return Table(f"runtimes of {_short(device)}", headers, rows, wide=(7, 8), tags=(5,))
 
 
 def _layers(devices: Sequence[_Device]) -> tuple[Table, int]:
@@ -266,6 +279,14 @@ def _interval(entry: Mapping[str, Any]) -> str:
     if entry["low_ms"] is None:
         return "–"
     return f"{time_text(entry['low_ms'])} – {time_text(entry['high_ms'])}"
+
+
+def _ground(entry: Mapping[str, Any]) -> str:
+    """The support with its reasons, and the model's error where it knows as little."""
+    if entry["support"] is None:
+        return "–"
+    reasons = f" ({'; '.join(entry['support_reasons'])})" if entry["support_reasons"] else ""
+    return f"{entry['support']}{reasons}; {entry['error']['text']}"
 
 
 def _conditions(line: Mapping[str, Any]) -> str:

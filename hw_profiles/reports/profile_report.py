@@ -159,7 +159,8 @@ def _device(asked: _Asked, device: Device) -> dict[str, Any]:
 
 def _latency(device: Device, entry: Prediction, batch: int) -> dict[str, Any]:
     setting = entry.setting
-    spent = energy(device, setting.precision, entry.ms, entry.low_ms, entry.high_ms)
+    low, high = (None, None) if entry.support.status == "no ground" else (entry.low_ms, entry.high_ms)
+    spent = energy(device, setting.precision, entry.ms, low, high)
     return {
         "kind": "predicted",
         "runtime": setting.runtime,
@@ -169,9 +170,12 @@ def _latency(device: Device, entry: Prediction, batch: int) -> dict[str, Any]:
         "threads": setting.threads,
         "batch": batch,
         "latency_ms": entry.ms,
-        "low_ms": entry.low_ms,
-        "high_ms": entry.high_ms,
-        "interval": 0.8,
+        "low_ms": low,
+        "high_ms": high,
+        "interval": None if low is None else 0.8,
+        "support": entry.support.status,
+        "support_reasons": list(entry.support.reasons),
+        "error": {**vars(entry.error), "text": entry.error.as_text()},
         "rows": entry.rows,
         "basis": entry.basis,
         "energy": None if spent is None else {"kind": "predicted", **vars(spent)},
@@ -183,7 +187,7 @@ def _training(asked: _Asked, device: Device) -> dict[str, Any] | None:
     step = asked.subject.step
     if step is None or device.cpu is None:
         return None
-    entry = predict(step, device, threads=asked.choice.threads)
+    entry = predict(step, device, threads=asked.choice.threads, forward=asked.subject.inference)
     phases = _by_phase(step, [float(ms) for ms in entry.layers_ms])
     trunk = asked.subject.trunk
     trunk_ms = None if trunk is None else predict(trunk, device, threads=asked.choice.threads).ms
@@ -253,6 +257,9 @@ def _simulated(device: Device, cost: Cost, precision: str, batch: int) -> dict[s
         "low_ms": None,
         "high_ms": None,
         "interval": None,
+        "support": None,
+        "support_reasons": [],
+        "error": None,
         "rows": 0,
         "basis": "accelerator model, compute cycles equal to SCALE-Sim's; protofleet cost tells more",
         "utilisation": cost.utilisation,
@@ -310,9 +317,13 @@ def _comparison(
         fits = workload is not None and (run["phase"] == "training_step" or run["batch"] == subject.batch)
         if device is not None and device.cpu is not None and fits and run["threads"] in (1, device.cpu.cores):
             threads: Threads = "1" if run["threads"] == 1 else "all"
-            entry = predict(cast(Workload, workload), device, runtime="onnxruntime", precision="fp32", threads=threads)
+            forward = subject.inference if workload is subject.step else None
+            ran = cast(Workload, workload)
+            entry = predict(ran, device, runtime="onnxruntime", precision="fp32", threads=threads, forward=forward)
             line |= {"predicted_ms": entry.ms, "low_ms": entry.low_ms, "high_ms": entry.high_ms}
-            line["inside"] = entry.low_ms <= run["median_ms"] <= entry.high_ms
+            line |= {"support": entry.support.status, "inside": entry.low_ms <= run["median_ms"] <= entry.high_ms}
+            if entry.support.status == "no ground":
+                line |= {"low_ms": None, "high_ms": None, "inside": None}
         lines.append(line)
     return lines
 
@@ -331,7 +342,9 @@ def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:
     lines = [
         "predicted: demand by operator class x data sheet x departure learned from "
         f"{known.provenance['rows_used']} published rows and {known.provenance['own_rows_used']} of our own; intervals "
-        "hold 8 of 10 published rows of left-out architecture families",
+        "are those that hold 8 of 10 rows where an architecture family, a runtime or a device was left out",
+        "interpolated: rows of this runtime on this device, of networks like this in operators and size; extrapolated: "
+        "beyond one of these; no ground: nothing like it was left out and predicted, so that no interval is given",
         "a runtime is taken to fold normalisation and activations into the product before them and to use Winograd for "
         "dense 3x3 convolutions of stride 1; published rows are batch 1, larger batches scale with their demand",
         "energy: the board's power while computing times the latency; waiting is not in it",

@@ -157,13 +157,15 @@ def _expectations(bundle: Bundle, device: Device, precision: str) -> list[str]:
         estimate = predict(inference, device, runtime=runtime, precision=candidate)  # type: ignore[arg-type]
         lines.append(
             f"inference {candidate} on {runtime}: {estimate.ms:.3g} ms, "
-            f"80 % within {estimate.low_ms:.3g} to {estimate.high_ms:.3g} ms (predicted: {estimate.basis})"
+            f"{estimate.interval_text()} (predicted, {estimate.support.status}: {estimate.basis}; the model was "
+            f"{estimate.error.as_text()})"
         )
     if step is not None and device.cpu is not None:
-        estimate = predict(step, device)
+        estimate = predict(step, device, forward=inference)
         lines.append(
             f"training step, fp32, batch {bundle.manifest.batch}: {estimate.ms:.3g} ms, "
-            f"80 % within {estimate.low_ms:.3g} to {estimate.high_ms:.3g} ms (predicted)"
+            f"{estimate.interval_text()} (predicted, {estimate.support.status}; the model was "
+            f"{estimate.error.as_text()})"
         )
     return lines
 

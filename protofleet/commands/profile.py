@@ -155,7 +155,7 @@ def _show_devices(devices: Iterable[Device], console: Console) -> None:
     show_table(console, ("name", "processors", "memory", "title"), rows, words=(0, 1, 3))
 
 
-_FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "step", "round", "at most", "fits")
+_FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "ground", "step", "round", "at most", "fits")
 
 
 def _show(report: Mapping[str, Any], console: Console) -> None:
@@ -167,8 +167,10 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
     console.print(_uplink_line(uplink))
     console.print(_ladder_line(uplink["without_training"]), style="dim", highlight=False)
     rows = [_fleet_row(device) for device in report["devices"]]
-    show_table(console, _FLEET_COLUMNS, rows, words=(0, 3, 7), title=f"a round is {report['samples']:,} samples")
+    show_table(console, _FLEET_COLUMNS, rows, words=(0, 3, 4, 8), title=f"a round is {report['samples']:,} samples")
     console.print(_LEGEND, style="dim", highlight=False)
+    for line in dict.fromkeys(_grounds(report["devices"])):
+        console.print(line, style="yellow", highlight=False)
     for line in dict.fromkeys(_extrapolations(report["devices"])):
         console.print(line, style="yellow", highlight=False)
     if report["measured"]:
@@ -180,10 +182,12 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
         console.print(f"  - {line}", style="dim", highlight=False)
 
 
+_GROUND = {"interpolated": "inter", "extrapolated": "extra", "no ground": "none"}
 _LEGEND = (
     "latency of inference and step by an array: simulated; all else predicted. 8 of 10: where 8 of 10 latencies would "
     "lie, in ms. at most: upper bound of our client's memory, samples included, over rounds and the closing one, which "
-    "decides what fits. ?: extrapolated"
+    "decides what fits. ?: extrapolated. ground: inter-, extrapolated or none, and the model's median error where it "
+    "knows as little"
 )
 
 
@@ -202,6 +206,19 @@ def _ladder_line(rungs: Sequence[Mapping[str, Any]]) -> str:
     return f"up once without training: {ways}; protofleet advise measures their accuracy on your photos"
 
 
+def _grounds(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """A line for each latency and step that is not interpolated, with its reasons and the model's error."""
+    lines: dict[str, list[str]] = {}
+    for device in devices:
+        for what, entry in (("latency", device["inference"][0]), ("step", device["training_step"])):
+            if entry is not None and entry["support"] not in (None, "interpolated"):
+                because = "; ".join(entry["support_reasons"])
+                line = f"{what} {entry['support']}: {because}. The model's error: {entry['error']['text']}"
+                lines.setdefault(line, []).append(device["name"])
+    for line, names in lines.items():
+        yield f"{', '.join(names)}: {line}"
+
+
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """A line for each device whose memory estimate lies beyond all measurements."""
     for device in devices:
@@ -217,6 +234,7 @@ def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
         _brief(main["latency_ms"]),
         f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
         runtime if runtime == "array" else f"{runtime} {main['precision']}",
+        _GROUND.get(main["support"], "") + (f" ±{100 * main['error']['median']:.0f}%" if main["error"] else ""),
         _brief(step["latency_ms"]) if step else "–",
         _brief(step["round_s"] * 1e3) if step else "–",
         *_memory_cells(memory),
@@ -239,13 +257,21 @@ def _brief(milliseconds: float) -> str:
     return time_text(milliseconds).replace(" ", "")
 
 
+def _beside(line: Mapping[str, Any]) -> str:
+    """What was predicted for a measured line."""
+    if not line.get("predicted_ms"):
+        return "–"
+    interval = f"{line['low_ms']:.2g} – {line['high_ms']:.2g}" if line["low_ms"] else line["support"]
+    return f"{line['predicted_ms']:.3g} ({interval})"
+
+
 _MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms")
 
 
 def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
     rows = []
     for line in comparison or record["runs"]:
-        degrees, predicted = line["temperature_c"][1], line.get("predicted_ms")
+        degrees = line["temperature_c"][1]
         cells = (
             line["phase"].replace("_", " "),
             str(line["threads"]),
@@ -254,7 +280,7 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
             f"{line['p99_ms']:.3g}",
             f"{line['peak_rss_bytes'] / 1e6:.1f}",
             "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
-            f"{predicted:.3g} ({line['low_ms']:.2g} – {line['high_ms']:.2g})" if predicted else "–",
+            _beside(line),
         )
         rows.append(cells)
     show_table(console, _MEASURED_COLUMNS, rows, title=f"measured on {record['host']['board']}")

@@ -50,11 +50,21 @@ def test_every_figure_says_what_it_is(report: dict[str, Any]) -> None:
             assert entry["kind"] == kind
             assert entry["latency_ms"] > 0
             assert entry["basis"]
-            if kind == "predicted":
+            if kind == "simulated":
+                assert entry["support"] is None
+                continue
+            assert 0 < entry["error"]["median"] < entry["error"]["p90"]
+            assert entry["error"]["text"] in report["html"].replace("&#39;", "'") or entry is device["training_step"]
+            assert bool(entry["support_reasons"]) is (entry["support"] != "interpolated")
+            if entry["support"] == "no ground":
+                assert entry["low_ms"] is entry["high_ms"] is entry["interval"] is None
+            else:
                 assert entry["low_ms"] < entry["latency_ms"] < entry["high_ms"]
         assert device["memory"]["kind"] == "predicted"
     assert report["uplink"]["kind"] == "measured"
     assert report["assumptions"]
+    found = {entry["support"] for device in report["devices"] for entry in device["inference"]}
+    assert {"extrapolated", "no ground"} <= found  # of a network as small as this one no runtime but ours has rows
 
 
 def test_layers_and_phases_add_up(report: dict[str, Any]) -> None:
