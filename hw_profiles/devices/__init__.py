@@ -1,4 +1,5 @@
 """Devices as data, one TOML file each.
 
-`schema` reads and checks one; `host` describes this machine; `measure` times it.
+`schema` reads and checks one; `host` describes this machine; `measure` times it,
+`load` watches what else runs meanwhile.
 """

@@ -6,7 +6,7 @@ its own, so that its peak memory is its own and no run affects the next:
 
 1. Load.
 2. Warm up until the times settle.
-3. Run for a while, and keep every time.
+3. Run for a while, and keep every time, the processor time beside the clock, and what other processes took meanwhile.
 
 The record has the median and the 99th percentile, the time to load, the peak resident set, the temperature before and
 after, and whether the processor was throttled. It is plain JSON. `profile` reads it back and shows it beside its
@@ -30,6 +30,7 @@ import numpy as np
 
 from protofleet.contract.errors import DataError
 from protofleet.hw_profiles.devices.host import cpu_name, cpu_temperature_c, throttling
+from protofleet.hw_profiles.devices.load import Watch
 
 __all__ = ["SCHEMA", "Timing", "best_run", "measured_run", "read_measurement", "record", "time_runs"]
 
@@ -83,13 +84,25 @@ def measured_run(
     run = load()
     load_ms = (time.perf_counter() - began) * 1e3
     before, throttled_before = cpu_temperature_c(), throttling()
-    timing = time_runs(run, seconds=seconds)
+    watch, ran = Watch(), 0
+
+    def counted() -> None:
+        nonlocal ran
+        run()
+        ran += 1
+
+    timing = time_runs(counted, seconds=seconds)
+    load_beside = watch.load()
     throttled_after = throttling()
     return {
         "load_ms": round(load_ms, 3),
         "median_ms": round(timing.median_ms, 4),
         "p99_ms": round(timing.p99_ms, 4),
         "runs": timing.runs,
+        "cpu_ms": round(load_beside.own_s * 1e3 / ran, 4),
+        "load_average": load_beside.average,
+        "other_processors": None if load_beside.others is None else round(load_beside.others, 3),
+        "under_load": load_beside.busy,
         "peak_rss_bytes": peak_rss_bytes(),
         "rss_before_load_bytes": at_rest,
         "temperature_c": [before, cpu_temperature_c()],
@@ -139,9 +152,10 @@ def read_measurement(path: str | Path) -> dict[str, Any]:
 
 
 def best_run(measured: Mapping[str, Any], phase: str) -> Mapping[str, Any] | None:
-    """The fastest run of a phase over all numbers of threads; None where it was not measured."""
+    """The fastest run of a phase over all numbers of threads, one that was not under load where there is one; None
+    where it was not measured."""
     runs = [run for run in measured["runs"] if run["phase"] == phase]
-    return min(runs, key=lambda run: run["median_ms"]) if runs else None
+    return min(runs, key=lambda run: (bool(run.get("under_load")), run["median_ms"])) if runs else None
 
 
 def _status_metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -159,6 +173,8 @@ def _status_metrics(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         }
         if run["temperature_c"][1] is not None:
             metrics[f"{name}_temperature_c"] = float(run["temperature_c"][1])
+        if run.get("under_load") is not None:
+            metrics[f"{name}_under_load"] = float(run["under_load"])
         if run["throttled"] is not None:
             metrics[f"{name}_throttled"] = float(run["throttled"])
     return metrics

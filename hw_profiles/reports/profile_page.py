@@ -183,6 +183,7 @@ def _measured(report: Mapping[str, Any]) -> Table:
             str(line["batch"]),
             time_text(line["median_ms"]),
             time_text(line["p99_ms"]),
+            time_text(line["cpu_ms"]) if line.get("cpu_ms") is not None else "–",
             "measured",
             time_text(line["predicted_ms"]) if line["predicted_ms"] else "–",
             _interval(line) if line["predicted_ms"] else "",
@@ -194,10 +195,10 @@ def _measured(report: Mapping[str, Any]) -> Table:
         for line in report["comparison"]
     ]
     headers = (
-        "what", "threads", "batch", "median", "p99", "", "predicted", "80 % interval", "", "peak memory", "load",
-        "conditions",
+        "what", "threads", "batch", "median", "p99", "processor", "", "predicted", "80 % interval", "", "peak memory",
+        "load", "conditions",
     )  # fmt: skip
-    return Table("measured beside predicted", headers, rows, wide=(11,), tags=(5,), tight=True)
+    return Table("measured beside predicted", headers, rows, wide=(12,), tags=(6,), tight=True)
 
 
 def _entries(device: _Device) -> Table:
@@ -294,7 +295,10 @@ def _conditions(line: Mapping[str, Any]) -> str:
     known = before is not None and after is not None
     warmth = f"{before:.0f} to {after:.0f} °C" if known else "temperature not told"
     throttling = {True: "throttled", False: "not throttled", None: "throttling not told"}[line["throttled"]]
-    return f"{warmth}, {throttling}"
+    load = {True: "UNDER LOAD", False: "no load", None: "load not told"}[line.get("under_load")]
+    if line.get("other_processors") is not None:
+        load += f" (others took {line['other_processors']:.2f} processors)"
+    return f"{warmth}, {throttling}, {load}"
 
 
 def _microseconds(ms: float) -> str:

@@ -22,6 +22,7 @@ from protofleet.contract.extras import install_command
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, METHODS, closing_method, load_method
 from protofleet.contract.names import known
+from protofleet.hw_profiles.devices.load import BUSY, check_idle
 from protofleet.hw_profiles.devices.measure import read_measurement
 from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
 from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
@@ -43,6 +44,9 @@ def profile_command(
     list_devices: Annotated[bool, typer.Option("--list", help="list the devices and end")] = False,
     devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own (TOML)")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="measure on this machine")] = False,
+    under_load: Annotated[
+        bool, typer.Option("--under-load", help="measure although other processes are busy; the result is marked")
+    ] = False,
     measured: Annotated[
         Path | None, typer.Option(help="read back what --measure --json wrote, here or elsewhere")
     ] = None,
@@ -80,8 +84,11 @@ def profile_command(
     chosen = [find_device(name, known) for name in named]
     record = read_measurement(measured) if measured else None
     if measure:
+        counts = _thread_counts(threads)
+        if not under_load:
+            check_idle()
         with interruptible():  # the processes that measure are ended
-            record = _measure(bundle, threads, seconds, batch, console)
+            record = _measure(bundle, counts, seconds, batch, console)
     if measure and not _has_onnx():
         write_json(json_file, record)
         _show_measured(record or {}, console)
@@ -117,9 +124,7 @@ def _check_options(batch: int, samples: int, seconds: float, precision: str) -> 
         known(ON_PROCESSORS, precision, "--precision")
 
 
-def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Console) -> dict[str, Any]:
-    from protofleet.commands.measure import measure_bundle
-
+def _thread_counts(threads: str) -> list[int]:
     cores = len(os.sched_getaffinity(0))
     counts = sorted({1, cores} | ({2} if cores >= 4 else set()))
     if threads and threads != "all":
@@ -127,6 +132,12 @@ def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Co
             counts = sorted({int(number) for number in threads.split(",")})
         except ValueError:
             raise UsageError("--threads", expected="numbers, comma-separated", got=threads) from None
+    return counts
+
+
+def _measure(bundle: Path, counts: Sequence[int], seconds: float, batch: int, console: Console) -> dict[str, Any]:
+    from protofleet.commands.measure import measure_bundle
+
     return measure_bundle(
         bundle, threads=counts, seconds=seconds, batch=batch, progress=lambda line: console.print(line, style="dim")
     )
@@ -257,6 +268,13 @@ def _brief(milliseconds: float) -> str:
     return time_text(milliseconds).replace(" ", "")
 
 
+def _others(line: Mapping[str, Any]) -> str:
+    """Processors that other processes took meanwhile, with a mark where it was too much."""
+    if line.get("other_processors") is None:
+        return "?"
+    return f"{line['other_processors']:.2f}{' LOAD' if line['under_load'] else ''}"
+
+
 def _beside(line: Mapping[str, Any]) -> str:
     """What was predicted for a measured line."""
     if not line.get("predicted_ms"):
@@ -265,7 +283,7 @@ def _beside(line: Mapping[str, Any]) -> str:
     return f"{line['predicted_ms']:.3g} ({interval})"
 
 
-_MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms")
+_MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "cpu ms", "others", "peak MB", "°C", "predicted ms")
 
 
 def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -278,9 +296,19 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
             str(line["batch"]),
             f"{line['median_ms']:.3g}",
             f"{line['p99_ms']:.3g}",
+            f"{line['cpu_ms']:.3g}" if line.get("cpu_ms") is not None else "?",
+            _others(line),
             f"{line['peak_rss_bytes'] / 1e6:.1f}",
             "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
             _beside(line),
         )
         rows.append(cells)
     show_table(console, _MEASURED_COLUMNS, rows, title=f"measured on {record['host']['board']}")
+    loaded = [line for line in record["runs"] if line.get("under_load")]
+    if loaded:
+        worst = max(line["other_processors"] for line in loaded)
+        console.print(
+            f"measured under load, {len(loaded)} of {len(record['runs'])} runs: expected other processes to take at "
+            f"most {BUSY:g} of a processor, got {worst:.2f}; end them and measure again",
+            style="yellow", highlight=False, soft_wrap=True,
+        )  # fmt: skip

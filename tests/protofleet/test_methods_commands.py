@@ -46,7 +46,8 @@ def test_inspect_and_profile_have_heard_of_it(name, folder):  # noqa: F811
 
 
 def test_a_method_that_is_not_installed_is_measured_in_processes_of_their_own(folder):  # noqa: F811
-    found = report("profile", exported(folder, EXAMPLE), *told(EXAMPLE), "--measure", "--seconds", "0.05")
+    measuring = ("--measure", "--under-load", "--seconds", "0.05")
+    found = report("profile", exported(folder, EXAMPLE), *told(EXAMPLE), *measuring)
     assert {row["phase"] for row in found["measured"]["runs"]} == {"inference", "training_step"}
 
 

@@ -97,7 +97,7 @@ def test_reading_a_video_calls_nobody_and_writes_nothing(tmp_path: Path) -> None
 def test_measuring_here_calls_nobody(bundle_path: Path, tmp_path: Path) -> None:
     strace()
     told = tmp_path / "told.json"
-    words = ("profile", bundle_path, "--measure", "--seconds", 0.1, "--threads", 1, "--json", told)
+    words = ("profile", bundle_path, "--measure", "--under-load", "--seconds", 0.1, "--threads", 1, "--json", told)
     watched = Watched.protofleet(tmp_path / "w", *words).start()
     assert watched.finish() == 0, watched.said
     _check(watched, told, tmp_path / "told.json.partial", calls=set())

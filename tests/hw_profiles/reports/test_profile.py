@@ -15,6 +15,7 @@ from page_checks import check_page
 
 from protofleet.cli import main
 from protofleet.contract.extras import install_command
+from protofleet.hw_profiles.devices.load import BUSY
 from protofleet.hw_profiles.devices.measure import read_measurement, time_runs
 from protofleet.hw_profiles.devices.schema import load_devices
 
@@ -190,7 +191,17 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
     bundle, out = mnist_like_bundle(), tmp_path / "m.json"
     (tmp_path / "sitecustomize.py").write_text(_BASE_INSTALL)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "-m", "protofleet", "profile", str(bundle), "--measure", "--seconds", "0.2"]
+    command = [
+        sys.executable,
+        "-m",
+        "protofleet",
+        "profile",
+        str(bundle),
+        "--measure",
+        "--under-load",
+        "--seconds",
+        "0.2",
+    ]
     done = subprocess.run(
         [*command, "--threads", "1,2", "--json", str(out)], env=environment, capture_output=True, text=True, timeout=120
     )
@@ -204,6 +215,9 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
         assert 0 < run["median_ms"] <= run["p99_ms"]
         assert run["peak_rss_bytes"] > run["rss_before_load_bytes"] > 10_000_000
         assert run["runs"] >= 10
+        assert run["cpu_ms"] > 0
+        assert run["load_average"] >= 0
+        assert run["under_load"] is (run["other_processors"] > BUSY)
     assert all(isinstance(value, float) for value in record["status_metrics"].values())
     fastest = min(run["median_ms"] for run in record["runs"] if run["phase"] == "training_step")
     assert record["status_metrics"]["profile_train_step_ms"] == fastest
@@ -229,7 +243,10 @@ def test_a_measurement_of_another_bundle_is_refused(
     mnist_like_bundle: MakeBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "m.json"
-    assert main(["profile", str(mnist_like_bundle()), "--measure", "--seconds", "0.1", "--json", str(out)]) == 0
+    assert (
+        main(["profile", str(mnist_like_bundle()), "--measure", "--under-load", "--seconds", "0.1", "--json", str(out)])
+        == 0
+    )
     other = mnist_like_bundle(backbone="fedproto_mnist")
     assert main(["profile", str(other), "--measured", str(out), "--devices", "host"]) == 2
     assert "error: the measurement is of another bundle, expected sha256 " in capsys.readouterr().err

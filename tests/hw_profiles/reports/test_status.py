@@ -40,7 +40,7 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
     with RolloutFile(state, make=True) as file:
         active = find_active_bundle(read_settings(ClientSettings, options), file, None)
         with active.journal() as journal:
-            args = ["profile", str(path), "--measure", "--seconds", "0.1", "--threads", "1"]
+            args = ["profile", str(path), "--measure", "--under-load", "--seconds", "0.1", "--threads", "1"]
             assert main([*args, "--json", str(state / PROFILE_FILE)]) == 0
             found = measured_metrics(state, bundle.sha256)
             device = Device(bundle, fashion(bundle, 20, (0, 1)), "d")
