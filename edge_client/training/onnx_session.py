@@ -98,6 +98,7 @@ def open_session(
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     training: bool = False,
     provider: Provider = CPU,
+    trace: str = "",
 ) -> tuple[Running, list[ort.OrtValue]]:
     """A session of `graph`, and the weight values that must live as long as it does.
 
@@ -108,6 +109,7 @@ def open_session(
         weights: initializers that the graph names but does not hold.
         training: the weights are inputs that change at every run.
         provider: where it runs.
+        trace: the beginning of a file's path, to which ONNX Runtime writes what each operator took.
 
     Raises:
         BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it; or, where there is no
@@ -118,6 +120,8 @@ def open_session(
 
     def opened(chosen: Provider) -> ort.InferenceSession:
         options = _options(threads, training)
+        if trace:
+            options.enable_profiling, options.profile_file_prefix = True, trace
         try:
             register_kernels(options, graph)
             if values:

@@ -32,7 +32,7 @@ from protofleet.contract.errors import DataError
 from protofleet.hw_profiles.devices.host import cpu_name, cpu_temperature_c, throttling
 from protofleet.hw_profiles.devices.load import Watch
 
-__all__ = ["SCHEMA", "Timing", "best_run", "measured_run", "read_measurement", "record", "time_runs"]
+__all__ = ["SCHEMA", "Timing", "best_run", "measured_run", "operator_times", "read_measurement", "record", "time_runs"]
 
 SCHEMA = 1
 _WARM_UP_RUNS = 3
@@ -108,6 +108,31 @@ def measured_run(
         "temperature_c": [before, cpu_temperature_c()],
         "throttled": None if not throttled_after else throttled_after != throttled_before,
     }
+
+
+def operator_times(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The trace of many runs by kind of operator: how many a run has, and their milliseconds together; most first.
+
+    Args:
+        events: of ONNX Runtime's profiler. The first runs, which warm up, are left out where there are more.
+    """
+    runs: list[dict[str, list[float]]] = [{}]
+    for event in events:
+        if event.get("cat") == "Session" and event.get("name") == "model_run":  # written after its operators
+            runs.append({})
+        elif event.get("cat") == "Node" and str(event.get("name")).endswith("_kernel_time"):
+            runs[-1].setdefault(str(event["args"]["op_name"]), []).append(float(event["dur"]) / 1e3)
+    runs = [run for run in runs if run]
+    kept = runs[_WARM_UP_RUNS:] or runs
+    rows = [
+        {
+            "op": op,
+            "nodes": len(kept[-1][op]),
+            "ms": round(float(np.median([sum(run.get(op, ())) for run in kept])), 6),
+        }
+        for op in kept[-1]
+    ] if kept else []  # fmt: skip
+    return sorted(rows, key=lambda row: -row["ms"])
 
 
 def record(

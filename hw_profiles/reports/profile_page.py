@@ -43,6 +43,7 @@ def profile_page(report: Mapping[str, Any]) -> str:
         "training_basis": _training_basis(training),
         "memory": _memory(devices),
         "measured": _measured(report),
+        "operators": _operators(report["operators"]),
         "entries": [(f"{d['title']}: {len(d['inference'])} entries", _entries(d)) for d in devices],
         "layers": layers,
         "layers_left_out": left_out,
@@ -199,6 +200,18 @@ def _measured(report: Mapping[str, Any]) -> Table:
         "load", "conditions",
     )  # fmt: skip
     return Table("measured beside predicted", headers, rows, wide=(12,), tags=(6,), tight=True)
+
+
+def _operators(lines: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (
+            line["op"],
+            str(line["nodes"]),
+            *("–" if line[what] is None else time_text(line[what]) for what in ("measured_ms", "predicted_ms")),
+        )
+        for line in lines
+    ]
+    return Table("operators of an inference", ("operator", "nodes", "measured", "predicted"), rows)
 
 
 def _entries(device: _Device) -> Table:

@@ -12,6 +12,7 @@
       roofline        peaks and the layers' place under them
     measured      what --measure found on this machine, or a record read back
     comparison    measured beside predicted
+    operators     of an inference, measured beside predicted, with --per-operator
     assumptions   what all this rests on
 
 A systolic array's entries are `simulated` by the accelerator model instead. See docs/hardware.md.
@@ -92,6 +93,7 @@ def profile_report(
         "model_checks": _checks(),
     }
     report["comparison"] = _comparison(report, subject, devices, measured) if measured else []
+    report["operators"] = _operators(subject, devices, measured) if measured else []
     return report
 
 
@@ -326,6 +328,39 @@ def _comparison(
                 line |= {"low_ms": None, "high_ms": None, "inside": None}
         lines.append(line)
     return lines
+
+
+def _operators(subject: Subject, devices: Sequence[Device], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each kind of operator took of an inference, beside what is predicted for it on the device that measured.
+
+    ONNX Runtime runs an activation as part of the product before it (`FusedConv`), as the prediction does.
+    """
+    traced = measured.get("operators")
+    if not traced:
+        return []
+    predicted: dict[str, float] = {}
+    device = _measured_device(devices, measured["host"])
+    if device is not None and device.cpu is not None and traced["batch"] == subject.batch:
+        threads: Threads = "1" if traced["threads"] == 1 else "all"
+        entry = predict(subject.inference, device, runtime="onnxruntime", precision="fp32", threads=threads)
+        for layer, ms in zip(subject.inference.layers, entry.layers_ms, strict=True):
+            if ms > 0:
+                predicted[layer.op] = predicted.get(layer.op, 0.0) + float(ms)
+    found: dict[str, tuple[int, float]] = {}
+    for row in traced["rows"]:
+        op = str(row["op"]).removeprefix("Fused")
+        nodes, ms = found.get(op, (0, 0.0))
+        found[op] = nodes + row["nodes"], ms + row["ms"]
+    names = sorted({*found, *predicted}, key=lambda op: -max(found.get(op, (0, 0.0))[1], predicted.get(op, 0.0)))
+    return [
+        {
+            "op": op,
+            "nodes": found.get(op, (0, 0.0))[0],
+            "measured_ms": found[op][1] if op in found else None,
+            "predicted_ms": predicted.get(op),
+        }
+        for op in names
+    ]
 
 
 def _measured_device(devices: Sequence[Device], ran_on: Mapping[str, Any]) -> Device | None:

@@ -47,6 +47,9 @@ def profile_command(
     under_load: Annotated[
         bool, typer.Option("--under-load", help="measure although other processes are busy; the result is marked")
     ] = False,
+    per_operator: Annotated[
+        bool, typer.Option("--per-operator", help="with --measure, each kind of operator of inference, too")
+    ] = False,
     measured: Annotated[
         Path | None, typer.Option(help="read back what --measure --json wrote, here or elsewhere")
     ] = None,
@@ -78,6 +81,8 @@ def profile_command(
             "profile", expected="a bundle file, or --list", got="neither", hint="protofleet profile --list"
         )
     _check_options(batch, samples, seconds, precision)
+    if per_operator and not measure:
+        raise UsageError("--per-operator", expected="--measure beside it", got="none")
     named = [name.strip() for name in devices.split(",") if name.strip()] or (
         ["host"] if measure else [n for n in known if n != OWN_DEVICE]
     )
@@ -88,10 +93,12 @@ def profile_command(
         if not under_load:
             check_idle()
         with interruptible():  # the processes that measure are ended
-            record = _measure(bundle, counts, seconds, batch, console)
+            record = _measure(bundle, counts, seconds, batch, per_operator, console)
     if measure and not _has_onnx():
         write_json(json_file, record)
         _show_measured(record or {}, console)
+        traced = (record or {}).get("operators", {"rows": []})["rows"]
+        _show_operators([{"op": r["op"], "nodes": r["nodes"], "measured_ms": r["ms"]} for r in traced], console)
         needs = f"predictions need the onnx package: {install_command('export')}"
         console.print(needs, style="dim", markup=False, soft_wrap=True)
         return
@@ -135,11 +142,18 @@ def _thread_counts(threads: str) -> list[int]:
     return counts
 
 
-def _measure(bundle: Path, counts: Sequence[int], seconds: float, batch: int, console: Console) -> dict[str, Any]:
+def _measure(
+    bundle: Path, counts: Sequence[int], seconds: float, batch: int, per_operator: bool, console: Console
+) -> dict[str, Any]:
     from protofleet.commands.measure import measure_bundle
 
     return measure_bundle(
-        bundle, threads=counts, seconds=seconds, batch=batch, progress=lambda line: console.print(line, style="dim")
+        bundle,
+        threads=counts,
+        seconds=seconds,
+        batch=batch,
+        per_operator=per_operator,
+        progress=lambda line: console.print(line, style="dim"),
     )
 
 
@@ -186,6 +200,7 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
         console.print(line, style="yellow", highlight=False)
     if report["measured"]:
         _show_measured(report["measured"], console, report["comparison"])
+    _show_operators(report["operators"], console)
     if subject["unmodelled"]:
         named = ", ".join(f"{op} x{count}" for op, count in subject["unmodelled"].items())
         console.print(f"[yellow]not modelled[/yellow], priced as element-wise work: {named}")
@@ -266,6 +281,20 @@ def _memory_cells(memory: Mapping[str, Any]) -> tuple[str, str]:
 def _brief(milliseconds: float) -> str:
     """A duration in seven characters."""
     return time_text(milliseconds).replace(" ", "")
+
+
+def _show_operators(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    if not rows:
+        return
+    cells = [
+        (row["op"], str(row["nodes"]), *("–" if row.get(k) is None else f"{row[k]:.3g}" for k in _OPERATOR_FIGURES))
+        for row in rows
+    ]
+    headings = ("operator", "nodes", "measured ms", "predicted ms")
+    show_table(console, headings, cells, words=(0,), title="operators of an inference, by ONNX Runtime's trace")
+
+
+_OPERATOR_FIGURES = ("measured_ms", "predicted_ms")
 
 
 def _others(line: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from page_checks import check_page
 from protofleet.cli import main
 from protofleet.contract.extras import install_command
 from protofleet.hw_profiles.devices.load import BUSY
-from protofleet.hw_profiles.devices.measure import read_measurement, time_runs
+from protofleet.hw_profiles.devices.measure import operator_times, read_measurement, time_runs
 from protofleet.hw_profiles.devices.schema import load_devices
 
 ROOT = Path(__file__).parents[3]
@@ -203,7 +203,11 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
         "0.2",
     ]
     done = subprocess.run(
-        [*command, "--threads", "1,2", "--json", str(out)], env=environment, capture_output=True, text=True, timeout=120
+        [*command, "--threads", "1,2", "--per-operator", "--json", str(out)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert install_command("export") in done.stdout
@@ -218,12 +222,22 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
         assert run["cpu_ms"] > 0
         assert run["load_average"] >= 0
         assert run["under_load"] is (run["other_processors"] > BUSY)
+    traced = {row["op"]: row for row in record["operators"]["rows"]}  # by ONNX Runtime itself
+    assert any("Conv" in op for op in traced)
+    assert all(row["nodes"] >= 1 and row["ms"] >= 0 for row in traced.values())
+    assert "operators of an inference" in done.stdout
     assert all(isinstance(value, float) for value in record["status_metrics"].values())
     fastest = min(run["median_ms"] for run in record["runs"] if run["phase"] == "training_step")
     assert record["status_metrics"]["profile_train_step_ms"] == fastest
 
     again = tmp_path / "again.json"
-    assert main(["profile", str(bundle), "--measured", str(out), "--devices", "host", "--json", str(again)]) == 0
+    page = tmp_path / "again.html"
+    args = ["profile", str(bundle), "--measured", str(out), "--devices", "host", "--json", str(again)]
+    assert main([*args, "--html", str(page)]) == 0
+    beside = {row["op"]: row for row in json.loads(again.read_text())["operators"]}
+    assert beside["Conv"]["measured_ms"] > 0
+    assert beside["Conv"]["predicted_ms"] > 0
+    assert "each kind of operator of an inference" in page.read_text().lower()
     compared = json.loads(again.read_text())["comparison"]
     assert len(compared) == 4
     assert all(line["kind"] == "measured" and line["device"] == "host" for line in compared)
@@ -237,6 +251,18 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
         compared = json.loads(again.read_text())["comparison"]
         assert {line["device"] for line in compared} == {beside}
         assert any(line["predicted_ms"] for line in compared) is (beside is not None)
+
+
+def test_operators_of_a_trace_are_added_up_by_run() -> None:
+    def node(op: str, us: int) -> dict[str, Any]:
+        return {"cat": "Node", "name": f"n_{op}_kernel_time", "dur": us, "args": {"op_name": op}}
+
+    run = [node("Conv", 2_000), node("Conv", 3_000), node("Gemm", 1_000), {"cat": "Session", "name": "model_run"}]
+    slow = [node("Conv", 900_000), node("Conv", 1), node("Gemm", 1), {"cat": "Session", "name": "model_run"}]
+    fence = {"cat": "Node", "name": "n_Conv_fence_before", "dur": 7, "args": {"op_name": "Conv"}}
+    rows = operator_times([*slow, *slow, *slow, *run, fence, *run])  # the first three warm up
+    assert rows == [{"op": "Conv", "nodes": 2, "ms": 5.0}, {"op": "Gemm", "nodes": 1, "ms": 1.0}]
+    assert operator_times([]) == []
 
 
 def test_a_measurement_of_another_bundle_is_refused(
@@ -264,6 +290,7 @@ def test_a_measurement_of_another_bundle_is_refused(
         (["--measured", "nowhere.json"], "nowhere.json"),
         (["--devices-file", "nowhere.toml"], "nowhere.toml"),
         (["--measure", "--threads", "two"], "--threads"),
+        (["--per-operator"], "--measure"),
     ],
 )
 def test_bad_use_is_one_line(
