@@ -6,7 +6,8 @@ A step graph is plain dataflow, so the phase is read from what a node depends on
     update            elementwise, at the end of a chain to `<param>.next` that begins where the gradient is whole:
                       what reads `lr`, the parameter or the optimizer's state (momentum, or Adam's means of gradients
                       and of their squares), and what scales or squares a gradient for these alone
-    weight gradient   the rest that feeds one tensor's update only, or multiplies two things that vary with the data
+    weight gradient   the rest that feeds one tensor's update only; a product of it multiplies two things that vary with
+                      the data (attention's input gradients do so, too, and feed several tensors' updates)
     input gradient    the rest: the gradient on its way to earlier layers
 
 See docs/hardware.md.
@@ -69,12 +70,10 @@ def phase_of_nodes(nodes: Sequence[NodeProto], outputs: Sequence[str], data: set
             phases.append("update")
         elif index in forward:
             phases.append("forward")
-        elif node.op_type in _PRODUCTS:
-            both = sum(name in data for name in node.input[:2]) == 2
-            phases.append("weight_gradient" if both else "input_gradient")
         else:
             alone = len(set().union(*(reached.get(n, set()) for n in produced[index]))) <= 1
-            phases.append("weight_gradient" if alone else "input_gradient")
+            varies = node.op_type not in _PRODUCTS or all(name in data for name in node.input[:2])
+            phases.append("weight_gradient" if alone and varies else "input_gradient")
     return phases
 
 

@@ -308,3 +308,26 @@ def test_a_product_with_a_constant_hands_its_gradient_on_and_has_none_itself():
     assert found["pool:input_gradient"].writes == ("grad0:h",)
     assert "pool:weight_gradient" not in found
     assert found["first:weight_gradient"].gemms == (Gemm(5, 6, 2),)
+
+
+def test_an_input_gradient_of_attention_is_none_of_a_weight() -> None:
+    """The gradient of `h` multiplies two things that vary with the data, and feeds the updates of two tensors."""
+    nodes = [
+        make_node("MatMul", ["x", "w0"], ["a"]),
+        make_node("MatMul", ["a", "w1"], ["h"]),
+        make_node("MatMul", ["h", "x"], ["y"]),
+        make_node("ReduceSum", ["y"], ["loss"]),
+        make_node("Expand", ["loss", "shape"], ["gy"]),
+        make_node("MatMul", ["gy", "x"], ["gh"]),
+        make_node("MatMul", ["a", "gh"], ["gw1"]),
+        make_node("MatMul", ["gh", "w1"], ["ga"]),
+        make_node("MatMul", ["x", "ga"], ["gw0"]),
+    ]
+    for name in ("w0", "w1"):
+        nodes.append(make_node("Mul", [f"g{name}", "lr"], [f"s{name}"]))
+        nodes.append(make_node("Sub", [name, f"s{name}"], [f"{name}.next"]))
+    data = {"x", "a", "h", "y", "loss", "gy", "gh", "gw1", "ga", "gw0"}
+    phases = phase_of_nodes(nodes, ["loss", "w0.next", "w1.next"], data)
+    of = {node.output[0]: phase for node, phase in zip(nodes, phases, strict=True)}
+    assert of["gh"] == of["ga"] == "input_gradient"
+    assert of["gw0"] == of["gw1"] == "weight_gradient"
