@@ -5,6 +5,9 @@ It prints its port, then serves `/clock` until it is killed. The picture is grey
 
     /usr/bin/python3 rtsp_server.py [--port 0] [--width 640 --height 480] [--rate 10] [--key-s 2] [--larger-after 3]
                                     [--slices 4] [--kbit 1000] [--noise] [--user NAME:PASSWORD]
+                                    [--frames FILE]
+
+With `--frames` the picture is, in turn, each of the raw I420 pictures of a file; each has a key frame's interval.
 """
 
 import argparse
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--kbit", type=int, default=1000, help="a second, at most")
     parser.add_argument("--noise", action="store_true", help="instead of the grey, so that the stream has its bits")
     parser.add_argument("--user", default="")
+    parser.add_argument("--frames", default="", help="a file of raw pictures that are shown in turn")
     given = parser.parse_args()
 
     import gi
@@ -40,6 +44,9 @@ def main() -> None:
     Gst.init(None)
     noise = os.urandom((1 << 20) + 8 * given.width * given.height) if given.noise else b""
     key = max(1, round(given.key_s * given.rate))
+    size = given.width * given.height * 3 // 2
+    with open(given.frames or os.devnull, "rb") as file:
+        frames = list(iter(lambda: file.read(size), b""))
     launch = (
         "( appsrc name=clock is-live=true format=time do-timestamp=true ! queue max-size-buffers=1 leaky=downstream"
         f" ! x264enc tune=zerolatency speed-preset=ultrafast key-int-max={key} bitrate={given.kbit}"
@@ -56,13 +63,16 @@ def main() -> None:
         source = media.get_element().get_by_name("clock")
         source.set_property("caps", caps(given.width))
         began = time.monotonic()
-        state = {"width": given.width}
+        state = {"width": given.width, "shown": 0}
 
         def push() -> bool:
             if given.larger_after and time.monotonic() - began > given.larger_after and state["width"] == given.width:
                 state["width"] *= 2
                 source.set_property("caps", caps(state["width"]))
             drawn = picture(state["width"], given.height, int(time.time() * 1000))
+            if frames:
+                drawn = frames[state["shown"] // key % len(frames)]
+                state["shown"] += 1
             if given.noise:
                 start, free = random.randrange(1 << 20), len(drawn) // 3
                 drawn = drawn[:-free] + noise[start : start + free]

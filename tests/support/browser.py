@@ -1,0 +1,143 @@
+"""A real Chromium without a window, driven by its DevTools protocol over a pipe: no driver, no package.
+
+with chromium() as browser:
+    page = browser.open("http://127.0.0.1:8080/", width=400)
+    page.run("document.title")
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, session: str) -> None:
+        self._browser, self._session = browser, session
+
+    def ask(self, method: str, **given: Any) -> dict[str, Any]:
+        """A call of the protocol for this tab."""
+        return self._browser.ask(method, given, self._session)
+
+    def run(self, script: str) -> Any:
+        """The value of an expression, awaited where it is a promise."""
+        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def until(self, script: str, timeout_s: float = 60.0) -> Any:
+        """The expression's value, once it is true."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.run(script)):
+            assert time.monotonic() < deadline, (script, self.run("document.body.innerText"))
+            time.sleep(0.05)
+        return found
+
+    def tap(self, selector: str) -> None:
+        """A press of the mouse's button in the middle of an element, which is brought into view."""
+        script = f"""(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;
+            e.scrollIntoView({{block: "center"}}); const r = e.getBoundingClientRect();
+            return [r.x + r.width / 2, r.y + r.height / 2]; }})()"""
+        place = self.run(script)
+        assert place, f"nothing is {selector}"
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def key(self, name: str, text: str = "") -> None:
+        """A key, pressed and released: Tab, Enter, or a letter with its text."""
+        codes = {"Tab": 9, "Enter": 13, " ": 32}
+        given = {"key": name, "windowsVirtualKeyCode": codes.get(name, 0)} | ({"text": text} if text else {})
+        for kind in ("keyDown", "keyUp"):
+            self.ask("Input.dispatchKeyEvent", type=kind, **given)
+
+    def shot(self, path: Path) -> None:
+        """A picture of what is seen."""
+        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+
+
+class Browser:
+    """A process of Chromium."""
+
+    def __init__(self, name: str, profile: str) -> None:
+        to_browser, self._to = os.pipe()
+        self._from, from_browser = os.pipe()
+        words = ["--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run"]
+        words += ["--disable-gpu", "--disable-dev-shm-usage", "--no-sandbox", "--disable-background-networking"]
+        shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
+        self._process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", name, *words, "about:blank"],
+            pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self._next, self._rest = 0, b""
+
+    def ask(self, method: str, given: dict[str, Any] | None = None, session: str = "") -> dict[str, Any]:
+        """A call of the protocol, and its result; what Chromium tells on the way is passed over."""
+        self._next += 1
+        message = {"id": self._next, "method": method, "params": given or {}, "sessionId": session}
+        if not session:
+            del message["sessionId"]
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            found = self._message()
+            if found.get("id") == self._next:
+                assert "error" not in found, (method, found["error"])
+                return found["result"]
+
+    def _message(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            read = os.read(self._from, 1 << 20)
+            assert read, "Chromium has ended"
+            self._rest += read
+        first, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(first)
+
+    def open(self, url: str, *, width: int = 1400, height: int = 900, dark: bool = False) -> Page:
+        """A tab with this address in it."""
+        target = self.ask("Target.createTarget", {"url": "about:blank"})["targetId"]
+        session = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        page = Page(self, session)
+        page.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        if dark:
+            page.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        page.ask("Page.enable")
+        page.ask("Page.navigate", url=url)
+        page.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        return page
+
+    def end(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._to)
+        os.close(self._from)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser of this machine's; skips where there is none."""
+    name = next((found for each in _NAMES if (found := shutil.which(each))), None)
+    if name is None:
+        pytest.skip("no Chromium, try apt install chromium")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(str(name), profile)
+        try:
+            yield browser
+        finally:
+            browser.end()
