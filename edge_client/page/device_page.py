@@ -22,6 +22,7 @@ from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
 from protofleet.edge_client.hardware import process_metrics
 from protofleet.edge_client.page.visitors import Visitor
 from protofleet.edge_client.photos.kept_photo import KeptPhoto
+from protofleet.edge_client.photos.naming import name_photos
 from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.privacy.elapsed_time import moment
 from protofleet.edge_client.privacy.ledger import BESIDE, Cost, Entry, Ledger, digest_of, read_ledger
@@ -112,12 +113,9 @@ class DevicePage:
             raise DataError("the label", expected="a class of the fleet's", got=repr(label)[:80])
         with self._lock:
             photos, before = self._photos(ids), self._labels()
-            own.ring.naming(photos)
             done: list[tuple[KeptPhoto, str | None]] = []
             try:
-                for photo in photos:
-                    example = example_of(own.ring.image(photo, "png"), own.manifest)
-                    self._file.learn(example, label, answered=photo.answer_before)
+                for photo in name_photos(own.ring, self._file, own.manifest, photos, label):
                     done.append((photo, before.get(photo.pixels, "")))
             finally:
                 self._did(done)

@@ -128,8 +128,8 @@ class _Photos:
             (number,) = db.execute("UPDATE basis SET namings = namings + 1 RETURNING namings").fetchone()
             for photo in photos:
                 db.execute(
-                    "UPDATE photo SET waits = ?, aside = '', first_answer = coalesce(first_answer, answer)"
-                    " WHERE pixels = ?",
+                    "UPDATE photo SET waits = ?, aside = '', proposed = '',"
+                    " first_answer = coalesce(first_answer, answer) WHERE pixels = ?",
                     (number, photo.pixels),
                 )
 

@@ -15,8 +15,9 @@ from protofleet.contract.console.sizes import read_size
 from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnswers
 from protofleet.edge_client.cameras.camera import read_crop
 from protofleet.edge_client.cameras.sources import camera_of
-from protofleet.edge_client.data.learned import Learned
+from protofleet.edge_client.data.learned import Learned, LearnedFile
 from protofleet.edge_client.page_address import read_page
+from protofleet.edge_client.photos.naming import name_proposed
 from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.ledger import Ledger
 from protofleet.edge_client.privacy.policy import Policy
@@ -57,6 +58,7 @@ def start_camera(
     limit_bytes, for_s = read_size(settings.keep_photos, "--keep-photos"), policy.keeps_photos_for_s
     ring = PhotoRing(Path(settings.state), basis_of(manifest), limit_bytes=limit_bytes, for_s=for_s)
     parts.callback(ring.close)
+    name_proposed(ring, LearnedFile(Path(settings.state), manifest.labels), manifest)
     work = PhotoWork(ring, learned, manifest.labels)
     answers = OwnAnswers(directory, bundle, graphs)
     crop = None if settings.crop is None else read_crop(settings.crop)

@@ -60,6 +60,10 @@ class Device:
         self._command = [sys.executable, "-m", "protofleet", "client", *map(str, words)]
         self.process: subprocess.Popen[bytes] | None = None
 
+    def take(self, bundle: Path) -> None:
+        """Start with this bundle from now on."""
+        self._command[self._command.index(str(BUNDLE))] = str(bundle)
+
     def start(self) -> None:
         before = len(self.said())
         with self.log.open("ab") as log:
@@ -203,6 +207,41 @@ def test_what_is_not_sure_or_of_no_class_is_not_asked_about_again(device: Device
     assert "<b>Hat</b> was proposed for 1 photo, and is no class of the fleet" in done.stdout
     state = browser.post("/undo", {})["state"]
     assert ids[1] in {photo["id"] for photo in state["wanted"]}
+
+
+def test_a_proposed_class_that_the_fleet_takes_up_names_its_photos(
+    device: Device, broker: TestBroker, bundle: Bundle, tmp_path: Path
+) -> None:
+    device.show(bundle, (5, 8), 4)
+    browser = Browser(device)
+    first = browser.open()
+    ids = [photo["id"] for photo in first["newest"]]
+    browser.post("/aside", {"photos": ids[:2], "why": "none", "proposed": "Flip-flop"})
+    browser.post("/aside", {"photos": ids[2:3], "why": "none", "proposed": "Flip-flop"})
+    browser.post("/name", {"photos": ids[2:3], "label": "Bag"})  # which is no proposal any more
+    assert "was proposed for 2 photos" in run("labels", "--state", device.state).stdout
+    device.kill()
+    extended = tmp_path / "extended.bundle"
+    done = run("export", "--extend", BUNDLE, "--classes", "+Flip-flop", "--out", extended)
+    assert done.returncode == 0, done.stderr
+    grown = Device(broker, tmp_path)
+    grown.take(extended)
+    grown.start()
+    try:
+        assert "Flip-flop is a class now: the 2 photos that it was proposed for count as named" in grown.said()
+        report = json.loads(run("labels", "--state", grown.state, "--bundle", extended, "--json", "-").stdout)
+        found = {one["label"]: one["labels"] for one in report["classes"] if one["labels"]}
+        assert found == {"Flip-flop": 2, "Bag": 1}
+        assert report["proposed"] == {}
+        with Peer(broker.url, read_bundle(extended)) as peer:
+            peer.announce(1, "ncm")
+            assert sum(peer.contribution(1).counts) == 3
+        grown.kill()
+        grown.start()
+        again = json.loads(run("labels", "--state", grown.state, "--bundle", extended, "--json", "-").stdout)
+        assert again["classes"] == report["classes"]
+    finally:
+        grown.kill()
 
 
 def test_a_kill_between_taps_loses_no_confirmed_label(device: Device, broker: TestBroker, bundle: Bundle) -> None:
