@@ -75,7 +75,7 @@ class Client:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--within", type=float, default=0.06, help="seconds after a tap")
+    parser.add_argument("--within", type=float, default=0.25, help="seconds after a tap")
     given = parser.parse_args()
     kills, within_s = given.kills, given.within
     rng = np.random.default_rng(0)
@@ -106,10 +106,10 @@ def main() -> None:
             learned.close()
             now = dict(zip(learned.hashes, learned.labels, strict=True))
             answers += is_confirmed
-            if is_confirmed:
+            if is_confirmed or now.get(photo.pixels) == label:
                 confirmed[photo.pixels] = label
-            elif photo.pixels in now:  # not confirmed: it may be the new one
-                confirmed[photo.pixels] = now[photo.pixels]
+            elif photo.pixels not in confirmed:
+                lost += photo.pixels in now  # as a class that nobody gave
             lost += any(now.get(pixels) != label for pixels, label in confirmed.items())
             client = Client(folder)
             lost += client.samples != len(now)
