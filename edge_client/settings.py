@@ -11,13 +11,13 @@ from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP
 from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
+from protofleet.contract.page.page_address import read_page
 from protofleet.contract.printable import undisclosed
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.cameras.camera import checked_crop, read_every
 from protofleet.edge_client.cameras.sources import CAMERA_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
-from protofleet.edge_client.page_address import read_page
 
 __all__ = ["FLEETS_BROKER", "ClientSettings"]
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from protofleet.contract.bundle.bundle_file import Manifest
 from protofleet.contract.errors import DataError
+from protofleet.contract.page.site import Content, Site
+from protofleet.contract.page.visitors import Visitor
 from protofleet.edge_client.answers.camera_answers import CameraAnswers
 from protofleet.edge_client.answers.label_report import report_of
 from protofleet.edge_client.answers.photos_to_name import ToName, photos_to_name
 from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
 from protofleet.edge_client.hardware import process_metrics
-from protofleet.edge_client.page.visitors import Visitor
-from protofleet.edge_client.photos.kept_photo import KeptPhoto
+from protofleet.edge_client.photos.kept_photo import ID, KeptPhoto
 from protofleet.edge_client.photos.naming import name_photos
 from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.privacy.elapsed_time import moment
@@ -60,10 +61,14 @@ class Owned:
     on_change: Callable[[], None]
 
 
-class DevicePage:
+class DevicePage(Site):
     """The page of one client; from any thread."""
 
+    PACKAGE: ClassVar[str] = __package__
+    CODE_AT: ClassVar[str] = "the terminal of protofleet client"
+
     def __init__(self, own: Owned) -> None:
+        super().__init__()
         self._own = own
         self._learned = Learned(own.directory)
         self._file = LearnedFile(own.directory, own.manifest.labels)
@@ -71,14 +76,10 @@ class DevicePage:
         self._undo: deque[list[tuple[KeptPhoto, str | None]]] = deque(maxlen=_UNDOES)
         self._state: dict[str, Any] = {}
         self._of = -1  # the version that `_state` is of
-        self.version = 0
-        self.changed = threading.Condition()
 
-    def came(self) -> None:
-        """A photo came."""
-        with self.changed:
-            self.version += 1
-            self.changed.notify_all()
+    @property
+    def title(self) -> str:
+        return self._own.name
 
     def state(self, visitor: Visitor) -> dict[str, Any]:
         """What a browser shows. Its photos may be looked at by this visitor from then on.
@@ -93,6 +94,26 @@ class DevicePage:
             state = self._state
             self._show(visitor, state["pixels"])
         return {name: value for name, value in state.items() if name != "pixels"}
+
+    def get(self, visitor: Visitor, path: str, query: Mapping[str, str]) -> Content | None:
+        """A photo, `/photo/ID.jpg`."""
+        if not (path.startswith("/photo/") and path.endswith(".jpg") and ID.fullmatch(path[7:-4])):
+            return None
+        image = self.image(visitor, path[7:-4])
+        return None if image is None else Content(image, "image/jpeg")
+
+    def post(self, visitor: Visitor, path: str, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What a tap does: `/name`, `/aside` or `/undo`."""
+        ids = [str(id) for id in given.get("photos", [])]
+        if path == "/name":
+            count = self.name(ids, str(given.get("label", "")))
+        elif path == "/aside":
+            count = self.set_aside(ids, str(given.get("why", "")), str(given.get("proposed", "")))
+        elif path == "/undo":
+            count = self.undo()
+        else:
+            return None
+        return {"count": count, "state": self.state(visitor)}
 
     def image(self, visitor: Visitor, id: str) -> bytes | None:
         """The JPEG of a photo that was shown to this visitor; None for any other."""

@@ -1,20 +1,9 @@
 // The page of a device: shows its state, sends taps. All text goes in as text, never as HTML.
 "use strict";
 
-const first = JSON.parse(document.getElementById("first").textContent);
-const token = first.token;
 const chosen = new Set(); // ids of photos
 let active = null; // the class that each tap gives
-let state = first;
-
-const at = (id) => document.getElementById(id);
-
-function made(tag, text, attributes = {}) {
-  const element = document.createElement(tag);
-  if (text !== undefined) element.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
+let state = first.state;
 
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
 const share = (part) => (part === null ? "" : ` ${Math.round(100 * part)} %`);
@@ -115,8 +104,40 @@ function classTapped(label) {
   draw();
 }
 
-function said(text) {
-  at("said").textContent = text;
+async function send(path, body, done) {
+  try {
+    const found = await post(path, body);
+    chosen.clear();
+    state = found.state;
+    said(`${found.count} ${done}`);
+  } catch (error) {
+    said(`not kept: ${error.message}`);
+  }
+  draw();
+}
+
+at("none").disabled = at("unsure").disabled = !chosen.size;
+  classes();
+}
+
+function tapped(id) {
+  if (active !== null) {
+    send("/name", { photos: [id], label: active }, `named ${active}`);
+    return;
+  }
+  if (!chosen.delete(id)) chosen.add(id);
+  said(chosen.size ? `${chosen.size} chosen` : "");
+  draw();
+}
+
+function classTapped(label) {
+  if (chosen.size) {
+    send("/name", { photos: [...chosen], label }, `named ${label}`);
+    return;
+  }
+  active = active === label ? null : label;
+  said(active === null ? "" : `each tap names ${active}`);
+  draw();
 }
 
 async function send(path, body, done) {

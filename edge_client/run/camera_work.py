@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.console.sizes import read_size
+from protofleet.contract.page.page_address import read_page
 from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnswers
 from protofleet.edge_client.cameras.camera import read_crop
 from protofleet.edge_client.cameras.sources import camera_of
 from protofleet.edge_client.data.learned import Learned, LearnedFile
-from protofleet.edge_client.page_address import read_page
 from protofleet.edge_client.photos.naming import name_proposed
 from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.ledger import Ledger
@@ -98,7 +98,7 @@ def _call(listeners: list[Callable[[], None]]) -> None:
 
 
 def _serve(settings: ClientSettings, page: DevicePage, parts: contextlib.ExitStack) -> None:
-    from protofleet.edge_client.page.page_server import PageServer
+    from protofleet.contract.page.page_server import PageServer
 
     files = settings.page_cert, settings.page_key
     certificate = None if files[0] is None or files[1] is None else (files[0], files[1])

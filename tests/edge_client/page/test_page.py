@@ -9,26 +9,25 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from edge_peer import Peer
 from edge_samples import FASHION_LABELS, fashion
+from page_visitor import Visitor
 from PIL import Image
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.page.visitors import Visitors, is_own_host
 from protofleet.contract.wire.messages import Contribution
 from protofleet.edge_client.data.learned import Learned
-from protofleet.edge_client.page.visitors import Visitors, is_own_host
 from protofleet.edge_client.photos.photo_ring import PhotosBeside
 from protofleet.edge_client.privacy.ledger import read_ledger
 
@@ -103,39 +102,9 @@ class Device:
         return {photo.id: Path(photo.name).name.split("-")[0] for photo in PhotosBeside(self.state).photos()}
 
 
-class Browser:
-    """What a browser does, without one."""
-
-    def __init__(self, device: Device, host: str | None = None) -> None:
-        self._device, self.cookie, self.token = device, "", ""
-        self.host = host or f"127.0.0.1:{device.port}"
-
-    def ask(self, method: str, path: str, body: object = None, **heads: str) -> tuple[int, dict[str, str], bytes]:
-        context = ssl._create_unverified_context()
-        kind = http.client.HTTPSConnection if self._device.scheme == "https" else http.client.HTTPConnection
-        more: dict[str, Any] = {"context": context} if self._device.scheme == "https" else {}
-        with contextlib.closing(kind("127.0.0.1", self._device.port, timeout=30, **more)) as connection:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else None
-            given = {"Host": self.host, "Cookie": self.cookie} | {k.replace("_", "-"): v for k, v in heads.items()}
-            connection.request(method, path, data, given)
-            answer = connection.getresponse()
-            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-
-    def open(self) -> dict[str, Any]:
-        """Open the page; what it says first."""
-        code, heads, body = self.ask("GET", "/")
-        assert code == 200, body
-        if "set-cookie" in heads:
-            self.cookie = heads["set-cookie"].split(";")[0]
-        found = json.loads(re.findall(r'id="first">(.*?)</script>', body.decode())[0])
-        self.token = found["token"]
-        return found
-
-    def post(self, path: str, body: object) -> dict[str, Any]:
-        """A tap."""
-        code, _, answer = self.ask("POST", path, body, X_Protofleet_Token=self.token)
-        assert code == 200, answer
-        return json.loads(answer)
+def browser_at(device: Device) -> Visitor:
+    """A browser that has not been here."""
+    return Visitor(device.port, device.scheme)
 
 
 @pytest.fixture
@@ -168,7 +137,7 @@ def test_a_tap_is_a_label_in_the_next_round_and_is_taken_back(
     device: Device, broker: TestBroker, bundle: Bundle
 ) -> None:
     count = device.show(bundle, (5, 8), 10)
-    browser, truth = Browser(device), device.truth()
+    browser, truth = browser_at(device), device.truth()
     first = browser.open()
     assert first["classes"] == list(FASHION_LABELS)
     assert len(first["newest"]) == count
@@ -196,7 +165,7 @@ def test_a_tap_is_a_label_in_the_next_round_and_is_taken_back(
 
 def test_what_is_not_sure_or_of_no_class_is_not_asked_about_again(device: Device, bundle: Bundle) -> None:
     device.show(bundle, (1, 9), 6)
-    browser = Browser(device)
+    browser = browser_at(device)
     ids = [photo["id"] for photo in browser.open()["wanted"]]
     assert len(ids) > 2
     browser.post("/aside", {"photos": ids[:1], "why": "unsure"})
@@ -213,7 +182,7 @@ def test_a_proposed_class_that_the_fleet_takes_up_names_its_photos(
     device: Device, broker: TestBroker, bundle: Bundle, tmp_path: Path
 ) -> None:
     device.show(bundle, (5, 8), 4)
-    browser = Browser(device)
+    browser = browser_at(device)
     first = browser.open()
     ids = [photo["id"] for photo in first["newest"]]
     browser.post("/aside", {"photos": ids[:2], "why": "none", "proposed": "Flip-flop"})
@@ -249,7 +218,7 @@ def test_a_kill_between_taps_loses_no_confirmed_label(device: Device, broker: Te
     truth, confirmed = device.truth(), Counter[str]()
     with Peer(broker.url, bundle) as peer:
         for number, (id, label) in enumerate(list(truth.items())[:6], 1):
-            browser = Browser(device)
+            browser = browser_at(device)
             browser.open()
             browser.post("/name", {"photos": [id], "label": label})
             device.kill()
@@ -261,7 +230,7 @@ def test_a_kill_between_taps_loses_no_confirmed_label(device: Device, broker: Te
 
 
 def test_events_come_when_a_photo_does(device: Device, bundle: Bundle) -> None:
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     with socket.create_connection(("127.0.0.1", device.port), timeout=30) as stream:
         stream.sendall(f"GET /events HTTP/1.1\r\nHost: {browser.host}\r\nCookie: {browser.cookie}\r\n\r\n".encode())
@@ -276,7 +245,7 @@ def test_events_come_when_a_photo_does(device: Device, bundle: Bundle) -> None:
 
 def test_the_ledger_says_to_whom_photos_were_shown_and_no_budget_is_spent(device: Device, bundle: Bundle) -> None:
     count = device.show(bundle, (1, 2), 5)
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     browser.open()  # the same photos, the same visitor
     entries, spent, _ = read_ledger(device.state / "ledger.sqlite")
@@ -284,7 +253,7 @@ def test_the_ledger_says_to_whom_photos_were_shown_and_no_budget_is_spent(device
     assert [entry.statistic for entry in shown] == [f"{count} photos to 127.0.0.1"]
     assert abs(shown[0].at - time.time()) < 300
     assert (spent.releases, spent.bare_add_remove) == (0, 0)
-    Browser(device).open()
+    browser_at(device).open()
     assert len([entry for entry in read_ledger(device.state / "ledger.sqlite")[0] if entry.what == "shown"]) == 2
     done = run("inspect", device.state)
     assert "0 releases, 0 bytes" in done.stdout
@@ -296,16 +265,16 @@ def test_the_ledger_says_to_whom_photos_were_shown_and_no_budget_is_spent(device
 
 def test_a_change_needs_the_token_of_this_page_and_comes_from_it(device: Device, bundle: Bundle) -> None:
     device.show(bundle, (1,), 2)
-    browser = Browser(device)
+    browser = browser_at(device)
     id = browser.open()["newest"][0]["id"]
     tap, good = {"photos": [id], "label": "Bag"}, {"X_Protofleet_Token": browser.token}
     assert browser.ask("POST", "/name", tap)[0] == 403
     assert browser.ask("POST", "/name", tap, X_Protofleet_Token="x" * 43)[0] == 403
     assert browser.ask("POST", "/name", tap, Origin="http://evil.example", **good)[0] == 403
     assert browser.ask("POST", "/name", tap, Origin="null", **good)[0] == 403
-    stranger = Browser(device)
+    stranger = browser_at(device)
     assert stranger.ask("POST", "/name", tap, **good)[0] == 403
-    other = Browser(device)
+    other = browser_at(device)
     other.open()
     assert other.ask("POST", "/name", tap, **good)[0] == 403  # the token of another visitor
     assert labels_in(device.state) == {}
@@ -314,7 +283,7 @@ def test_a_change_needs_the_token_of_this_page_and_comes_from_it(device: Device,
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "localhost@x"])
 def test_a_name_that_leads_here_is_refused(device: Device, host: str) -> None:
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     browser.host = host
     for path in ("/", "/events", "/page.js"):
@@ -329,7 +298,7 @@ def test_an_address_is_a_host_of_ours_and_a_name_is_not() -> None:
 
 def test_no_path_leads_to_a_file(device: Device, bundle: Bundle) -> None:
     device.show(bundle, (1,), 1)
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     for path in (
         *("/../../../../etc/passwd", "/photo/../../ledger.sqlite", "/photo/..%2f..%2fledger.sqlite", "//etc/passwd"),
@@ -341,7 +310,7 @@ def test_no_path_leads_to_a_file(device: Device, bundle: Bundle) -> None:
 
 
 def test_a_photo_that_was_not_shown_to_this_visitor_is_not_given(device: Device, bundle: Bundle) -> None:
-    first, second = Browser(device), Browser(device)
+    first, second = browser_at(device), browser_at(device)
     first.open()
     device.show(bundle, (1,), 1)
     (photo,) = PhotosBeside(device.state).photos()
@@ -356,20 +325,21 @@ def test_script_in_a_name_is_text(broker: TestBroker, bundle: Bundle, tmp_path: 
     device.start()
     try:
         device.show(bundle, (1,), 1, name="<script>alert(1)<")
-        browser = Browser(device)
+        browser = browser_at(device)
         browser.open()
         id = PhotosBeside(device.state).photos()[0].id
         evil = "</script><img src=x onerror=alert(1)>"
         browser.post("/aside", {"photos": [id], "why": "none", "proposed": evil})
         _, heads, body = browser.ask("GET", "/")
         assert b"alert(1)" not in body or b"<img src=x" not in body
-        assert body.count(b"</script>") == 2
+        assert body.count(b"</script>") == 3
         policy = heads["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
         assert "http" not in policy
-        script = (BUNDLE.parents[3] / "edge_client" / "page" / "page.js").read_text()
+        parts = ("edge_client/page/page.js", "contract/page/shared.js")
+        script = "".join((BUNDLE.parents[3] / part).read_text() for part in parts)
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
         assert "://" not in script + body.decode()  # nothing from elsewhere
     finally:
@@ -377,7 +347,7 @@ def test_script_in_a_name_is_text(broker: TestBroker, bundle: Bundle, tmp_path: 
 
 
 def test_a_flood_of_streams_is_refused_and_the_page_still_answers(device: Device) -> None:
-    browsers = [Browser(device) for _ in range(8)]
+    browsers = [browser_at(device) for _ in range(8)]
     for browser in browsers:
         browser.open()
     with contextlib.ExitStack() as streams:
@@ -391,12 +361,12 @@ def test_a_flood_of_streams_is_refused_and_the_page_still_answers(device: Device
         codes = Counter(began)
         assert codes[b"HTTP/1.1 200"] == 8
         assert codes[b"HTTP/1.1 503"] == 32
-        assert Browser(device).ask("GET", "/page.js")[0] == 200
+        assert browser_at(device).ask("GET", "/page.js")[0] == 200
     idle = [socket.create_connection(("127.0.0.1", device.port), timeout=30) for _ in range(60)]  # that say nothing
     deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            if Browser(device).ask("GET", "/page.css")[0] == 200:
+            if browser_at(device).ask("GET", "/page.css")[0] == 200:
                 break
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -422,7 +392,7 @@ def test_a_flood_of_streams_is_refused_and_the_page_still_answers(device: Device
     ],
 )
 def test_what_is_no_tap_is_refused_with_a_code(device: Device, path: str, body: bytes, code: int) -> None:
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     assert browser.ask("POST", path, body, X_Protofleet_Token=browser.token)[0] == code
     assert browser.ask("GET", "/")[0] == 200
@@ -439,7 +409,7 @@ def test_in_a_network_a_browser_is_paired_by_the_code_at_the_terminal(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         device.show(bundle, (1,), 1)
-        browser = Browser(device)
+        browser = browser_at(device)
         code, heads, body = browser.ask("GET", "/")
         assert code == 200
         assert b"Pairing code" in body
@@ -486,13 +456,13 @@ def test_over_tls_the_cookie_is_of_https_alone(broker: TestBroker, tmp_path: Pat
     device.start()
     try:
         assert device.scheme == "https"
-        code, heads, _ = Browser(device).ask("GET", "/")
+        code, heads, _ = browser_at(device).ask("GET", "/")
         assert (code, "; Secure" in heads["set-cookie"]) == (200, True)
         with socket.create_connection(("127.0.0.1", device.port), timeout=30) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert b"200" not in plain.recv(100)
-        assert Browser(device).ask("GET", "/page.js")[0] == 200
+        assert browser_at(device).ask("GET", "/page.js")[0] == 200
     finally:
         device.kill()
 
@@ -516,7 +486,7 @@ def test_the_policy_has_to_allow_it_and_mistakes_are_one_line(tmp_path: Path) ->
 
 
 def test_at_a_signal_the_client_ends_though_a_browser_is_there(device: Device) -> None:
-    browser = Browser(device)
+    browser = browser_at(device)
     browser.open()
     with socket.create_connection(("127.0.0.1", device.port), timeout=30) as stream:
         stream.sendall(f"GET /events HTTP/1.1\r\nHost: {browser.host}\r\nCookie: {browser.cookie}\r\n\r\n".encode())

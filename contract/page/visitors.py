@@ -1,7 +1,7 @@
 """Who may see the page: a browser with a cookie that this process gave, and no other site through that browser.
 
 - A visitor is a random cookie, HttpOnly and SameSite=Strict. On the loopback whoever comes is given one; elsewhere it
-  takes the pairing code, which stands at the client's terminal. After `_MOST_WRONG` wrong codes there is another one.
+  takes the pairing code, which stands at the command's terminal. After `_MOST_WRONG` wrong codes there is another one.
 - A request has to name an address as its Host: a name of somebody's domain that leads here (DNS rebinding) is refused.
 - What changes anything has to carry the visitor's token in a header, which no other site can read or set, and comes
   from this page (Origin, where a browser says it).
@@ -35,12 +35,14 @@ class Visitor:
     Attributes:
         token: that its changes carry.
         who: its network address.
-        shown: hashes of the photos that it may look at, since the ledger says so.
+        shown: hashes of what it may look at, for a page that keeps account of it.
+        operator: as whom it gives orders, where it may.
     """
 
     token: str
     who: str
     shown: set[bytes] = field(default_factory=set)
+    operator: str = ""
 
 
 class Visitors:

@@ -1,15 +1,16 @@
-"""The page over HTTP: Python's own server, with bounds on all that a browser may ask for.
+"""A page over HTTP: Python's own server, with bounds on all that a browser may ask for.
 
-    GET  /                  the page with its first state in it, or the form for the pairing code
-    GET  /page.js, .css     script and style, from this package
-    GET  /photo/ID.jpg      a photo that this visitor was shown
-    GET  /events            server-sent events: the state, when it has changed
-    POST /pair              the pairing code → a cookie
-    POST /name, /aside, /undo   what a tap does: JSON in, JSON out, with the visitor's token
+    GET  /                      the page with its first state in it, or the form for the pairing code
+    GET  /page.js, /page.css    script and style, from the site's package; /shared.js and /shared.css from this one
+    GET  /events                server-sent events: the state, or what has changed of it
+    GET  …                      what else the site has, for who was let in
+    POST /pair                  the pairing code → a cookie
+    POST …                      what changes something: JSON in, JSON out, with the visitor's token
 
-There is no other path, and none becomes a file's name. At most `_MOST` connections are open, of which `_STREAMS` are
-streams of events, two of each visitor; a further one is refused at once. A request has ten seconds and 64 KiB.
-Nothing of another host is loaded (content-security policy), and nothing is logged but with `--verbose`.
+No path becomes a file's name. At most `_MOST` connections are open, of which `_STREAMS` are streams of events, two of
+each visitor; a further one is refused at once. Each has a thread of its own, so a slow browser holds up nobody. A
+request has ten seconds and 64 KiB. Nothing of another host is loaded (content-security policy), and nothing is logged
+but with `--verbose`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -29,10 +31,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from protofleet.contract.errors import ProtofleetError, UsageError
-from protofleet.edge_client.page.device_page import DevicePage
-from protofleet.edge_client.page.visitors import COOKIE, Visitor, Visitors, is_own_host, is_own_origin
-from protofleet.edge_client.page_address import PageAddress
-from protofleet.edge_client.photos.kept_photo import ID
+from protofleet.contract.page.page_address import PageAddress
+from protofleet.contract.page.site import Site
+from protofleet.contract.page.visitors import COOKIE, Visitor, Visitors, is_own_host, is_own_origin
 
 __all__ = ["PageServer"]
 
@@ -45,7 +46,10 @@ _POLICY = (
     "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self';"
     " base-uri 'none'; frame-ancestors 'none'"
 )
-_STATIC = {"/page.js": "text/javascript; charset=utf-8", "/page.css": "text/css; charset=utf-8"}
+_AT_ONCE = 64 << 10  # bytes of an answer that a browser takes within `_TIMEOUT_S`
+_HTML = "text/html; charset=utf-8"
+_KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
+_STATIC = {f"/{name}.{end}": kind for name in ("page", "shared") for end, kind in _KINDS.items()}
 
 
 class PageServer:
@@ -58,10 +62,10 @@ class PageServer:
         UsageError: the port is taken, or the files are none.
     """
 
-    def __init__(self, address: PageAddress, page: DevicePage, *, certificate: tuple[str, str] | None = None) -> None:
+    def __init__(self, address: PageAddress, site: Site, *, certificate: tuple[str, str] | None = None) -> None:
         self.visitors = Visitors(needs_code=not address.is_local)
         try:
-            self._server = _Server(address, page, self.visitors)
+            self._server = _Server(address, site, self.visitors)
         except OSError as error:
             raise UsageError(
                 "--page", expected="a free port of this machine", got=f"{address}: {error.strerror}"
@@ -88,7 +92,7 @@ class PageServer:
     def stop(self) -> None:
         """Serve nothing further."""
         self._server.is_over = True
-        self._server.page.came()
+        self._server.site.came()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -110,8 +114,8 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, address: PageAddress, page: DevicePage, visitors: Visitors) -> None:
-        self.page, self.visitors, self.page_address = page, visitors, address
+    def __init__(self, address: PageAddress, site: Site, visitors: Visitors) -> None:
+        self.site, self.visitors, self.page_address = site, visitors, address
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.context: ssl.SSLContext | None = None
         self.is_over = False
@@ -169,23 +173,32 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if not self._is_ours():
             return
-        path, visitor = self.path, self._visitor()
+        (path, _, query), visitor = self.path.partition("?"), self._visitor()
         if path in _STATIC:
-            self._answer(200, files(__package__).joinpath(path[1:]).read_bytes(), _STATIC[path])
+            package = __package__ if path.startswith("/shared") else self.server.site.PACKAGE
+            self._answer(200, files(package).joinpath(path[1:]).read_bytes(), _STATIC[path])
         elif path == "/":
             self._page(visitor)
         elif visitor is None:
             self._refuse(403, "pair first")
-        elif path == "/events":
-            self._events(visitor)
-        elif path.startswith("/photo/") and path.endswith(".jpg") and ID.fullmatch(path[7:-4]):
-            image = self.server.page.image(visitor, path[7:-4])
-            if image is None:
-                self._refuse(404, "no such photo")
-            else:
-                self._answer(200, image, "image/jpeg")
         else:
+            asked = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
+            if path == "/events":
+                since = asked.get("since", "")
+                self._events(visitor, int(since) if since.isdecimal() and len(since) < 16 else -1)
+            else:
+                self._get(visitor, path, asked)
+
+    def _get(self, visitor: Visitor, path: str, query: Mapping[str, str]) -> None:
+        try:
+            found = self.server.site.get(visitor, path, query)
+        except ProtofleetError as error:
+            self._refuse(409, str(error))
+            return
+        if found is None:
             self._refuse(404, "no such page")
+        else:
+            self._answer(200, found.body, found.kind)
 
     def do_POST(self) -> None:
         if not self._is_ours():
@@ -206,53 +219,51 @@ class _Handler(BaseHTTPRequestHandler):
                 self._change(visitor, body)
 
     def _change(self, visitor: Visitor, body: bytes) -> None:
-        page = self.server.page
         try:
             given = json.loads(body or b"{}")
-            ids = [str(id) for id in given.get("photos", [])]
-            if self.path == "/name":
-                count = page.name(ids, str(given.get("label", "")))
-            elif self.path == "/aside":
-                count = page.set_aside(ids, str(given.get("why", "")), str(given.get("proposed", "")))
-            elif self.path == "/undo":
-                count = page.undo()
-            else:
-                self._refuse(404, "no such page")
-                return
-            answer = {"count": count, "state": page.state(visitor)}
+            if not isinstance(given, dict):
+                raise ValueError("no object")
+            answer = self.server.site.post(visitor, self.path, given)
         except ProtofleetError as error:
             self._refuse(409, str(error))
         except (ValueError, AttributeError, TypeError, RecursionError):
             self._refuse(400, "expected JSON of this page's")
         else:
-            self._answer(200, json.dumps(answer).encode(), "application/json")
+            if answer is None:
+                self._refuse(404, "no such page")
+            else:
+                self._answer(200, json.dumps(answer).encode(), "application/json")
 
     def _page(self, visitor: Visitor | None) -> None:
         cookie = None
         if visitor is None and not self.server.visitors.needs_code:
             cookie = self.server.visitors.enter(self._who())
             visitor = self.server.visitors.known(cookie or "", self._who())
-        text = files(__package__).joinpath("page.html" if visitor else "pair.html").read_text("utf-8")
-        if visitor is not None:
-            try:
-                state = self.server.page.state(visitor)
-            except ProtofleetError as error:
-                self._refuse(500, str(error))
-                return
-            first = json.dumps({**state, "token": visitor.token}).replace("<", "\\u003c").replace("&", "\\u0026")
-            text = text.replace("{{device}}", html.escape(state["device"])).replace("{{first}}", first)
-        self._answer(200, text.encode(), "text/html; charset=utf-8", cookie=cookie)
+        site = self.server.site
+        if visitor is None:
+            form = files(__package__).joinpath("pair.html").read_text("utf-8")
+            self._answer(200, form.replace("{{code at}}", html.escape(site.CODE_AT)).encode(), _HTML)
+            return
+        try:
+            first = f'{{"token": {json.dumps(visitor.token)}, "state": {site.first(visitor)}}}'
+        except ProtofleetError as error:
+            self._refuse(500, str(error))
+            return
+        first = first.replace("<", "\\u003c").replace("&", "\\u0026")
+        text = files(site.PACKAGE).joinpath("page.html").read_text("utf-8")
+        before, _, after = text.replace("{{title}}", html.escape(site.title)).partition("{{first}}")
+        self._answer(200, f"{before}{first}{after}".encode(), _HTML, cookie=cookie)
 
     def _pair(self, body: bytes) -> None:
         given = parse_qs(body.decode("utf-8", "replace")).get("code", [""])[0]
         cookie = self.server.visitors.enter(self._who(), given[:40])
         if cookie is None:
-            self._refuse(403, "another code: it stands at the terminal of protofleet client")
+            self._refuse(403, f"another code: it stands at {self.server.site.CODE_AT}")
         else:
             self._answer(303, b"", "text/plain", cookie=cookie, location="/")
 
-    def _events(self, visitor: Visitor) -> None:
-        page, server = self.server.page, self.server
+    def _events(self, visitor: Visitor, known: int) -> None:
+        site, server = self.server.site, self.server
         with server.stream(visitor.token) as has_room:
             if not has_room:
                 self._refuse(503, "too many open pages")
@@ -261,13 +272,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self._heads("text/event-stream", None)
             self.end_headers()
-            known = -1
             while not server.is_over:
-                with page.changed:
-                    page.changed.wait_for(lambda: page.version != known or server.is_over, _BEAT_S)  # noqa: B023
-                    is_new, known = page.version != known, page.version
+                with site.changed:
+                    site.changed.wait_for(lambda: site.version != known or server.is_over, _BEAT_S)  # noqa: B023
+                    is_new = site.version != known
                 try:
-                    event = f"data: {json.dumps(page.state(visitor))}\n\n" if is_new else ": here\n\n"
+                    event = ": here\n\n"
+                    if is_new:
+                        known, news = site.event(visitor, known)
+                        event = f"data: {news}\n\n"
                     self.wfile.write(event.encode())
                 except (OSError, ProtofleetError):
                     return
@@ -276,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_ours(self) -> bool:
         if is_own_host(self.headers.get("Host", "")):
             return True
-        self._refuse(421, "expected the address of this device as Host")
+        self._refuse(421, "expected the address of this machine as Host")
         return False
 
     def _visitor(self) -> Visitor | None:
@@ -309,7 +322,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", location)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        for start in range(0, len(body), _AT_ONCE):
+            self.wfile.write(body[start : start + _AT_ONCE])
 
     def _heads(self, kind: str, cookie: str | None) -> None:
         self.send_header("Content-Type", kind)
