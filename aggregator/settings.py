@@ -22,6 +22,7 @@ from protofleet.contract.methods import METHOD_HELP, METHODS, Method, Value, clo
 from protofleet.contract.methods import method as find_method
 from protofleet.contract.mqtt.address import Address, parse_listen
 from protofleet.contract.names import listed
+from protofleet.contract.page.page_address import check_page_files, read_page
 from protofleet.contract.privacy.sealing import HelperPublic, check_least, read_helper_public
 from protofleet.contract.settings.common import (
     BrokerSettings,
@@ -93,6 +94,11 @@ def _store(label: str, value: AnyPlace) -> Place:
 
 def _metrics(label: str, value: str) -> str:
     metrics_address(value)
+    return value
+
+
+def _page(label: str, value: str) -> str:
+    read_page(value, label)
     return value
 
 
@@ -371,6 +377,26 @@ class AggregateSettings(ServedSettings, Settings, command="aggregate"):
         ),
     ] = None
     crl: Annotated[str | None, Option("PEM file of the broker's revocation list; warn before it expires.")] = None
+    page: Annotated[
+        str | None,
+        Option(
+            "Show the fleet in a browser. For this machine alone, or for a network: 0.0.0.0:8080.",
+            check=_page,
+            metavar="[ADDRESS:]PORT",
+            absent="none",
+        ),
+    ] = None
+    page_cert: Annotated[str | None, Option("PEM file of a certificate of the page's, for https.")] = None
+    page_key: Annotated[str | None, Option("PEM file of its private key.")] = None
+    allow_control: Annotated[
+        str | None,
+        Option(
+            "The page takes orders from who has a token of this file, a line NAME:TOKEN for each; made if it is not "
+            "there.",
+            metavar="FILE",
+            absent="it takes none",
+        ),
+    ] = None
     worker: Annotated[
         bool,
         Option(
@@ -381,6 +407,15 @@ class AggregateSettings(ServedSettings, Settings, command="aggregate"):
     new_run: Annotated[
         bool, Option("Go on from this store as a new run: for a store from a backup.", only_typed=True)
     ] = False
+
+    def check(self) -> None:
+        super().check()
+        check_page_files(self.page, self.page_cert, self.page_key)
+        if self.allow_control is not None and self.page is None:
+            raise UsageError("--allow-control", expected="--page beside it", got="none")
+        if self.allow_control is not None and not (self.page_cert or read_page(self.page or "").is_local):
+            got = "a network that can listen to the token"
+            raise UsageError("--allow-control", expected="--page-cert beside it, or --page PORT", got=got)
 
     @property
     def address(self) -> Address:

@@ -43,6 +43,8 @@ _NEAREST = {
 
 def printable(text: str) -> str:
     """`text` with every character that is no visible sign or plain space written as its escape."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

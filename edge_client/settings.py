@@ -11,7 +11,7 @@ from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP
 from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
-from protofleet.contract.page.page_address import read_page
+from protofleet.contract.page.page_address import check_page_files, read_page
 from protofleet.contract.printable import undisclosed
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
@@ -233,8 +233,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         ):
             option = "--remove-home-assistant" if self.remove_home_assistant else "an option for Home Assistant"
             raise UsageError(option, expected="--home-assistant, its broker", got="none")
-        if (self.page_cert is None) != (self.page_key is None) or (self.page_cert is not None and self.page is None):
-            raise UsageError("--page-cert", expected="--page and --page-key beside it", got="not both")
+        check_page_files(self.page, self.page_cert, self.page_key)
         if self.test is not None and self.hold_out:
             raise UsageError(
                 "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.aggregator.metrics.console import Drawn, log_styled
-from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, read_passwords
+from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker
 from protofleet.aggregator.server.service import Service
 from protofleet.aggregator.settings import AggregateSettings, EmbeddedBrokerSettings, ServedSettings
 from protofleet.contract.console import logs
 from protofleet.contract.console.interrupt import Terminated, interruptible
 from protofleet.contract.errors import LinkError
 from protofleet.contract.files.json_output import is_stdout, write_json
+from protofleet.contract.files.passwords import read_passwords
 from protofleet.contract.mqtt.address import EVERYWHERE, LOOPBACK, parse_listen
 from protofleet.contract.settings.command_line import command_of
 
@@ -60,7 +61,7 @@ def broker_command(settings: EmbeddedBrokerSettings) -> int:
     """Run the embedded MQTT broker."""
     logs.set_up(settings.log_format, quiet=settings.quiet, verbose=settings.verbose, text=Drawn())
     host, port = parse_listen(settings.listen)
-    passwords = read_passwords(Path(settings.password_file)) if settings.password_file else {}
+    passwords = read_passwords(Path(settings.password_file), "--password-file") if settings.password_file else {}
 
     def run() -> None:
         with EmbeddedBroker(host, port, passwords) as running:

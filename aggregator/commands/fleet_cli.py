@@ -16,7 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from protofleet.aggregator.commands.fleet_state import (
+from protofleet.aggregator.commands.standing_suspects import standing_suspects, sums_stand
+from protofleet.aggregator.database import PLACE, Place, bring_up, place_of, read_only
+from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
+from protofleet.aggregator.monitoring.device_table import EVENTS_OF_ONE, accuracy_of, device_events
+from protofleet.aggregator.overview.fleet_state import (
     accuracy_in_words,
     event_in_words,
     heard_in_words,
@@ -25,7 +29,7 @@ from protofleet.aggregator.commands.fleet_state import (
     state_facts,
     state_in_lines,
 )
-from protofleet.aggregator.commands.fleet_text import (
+from protofleet.aggregator.overview.fleet_text import (
     beside_record,
     drift_in_short,
     drift_in_words,
@@ -36,10 +40,6 @@ from protofleet.aggregator.commands.fleet_text import (
     standing_in_words,
     when,
 )
-from protofleet.aggregator.commands.standing_suspects import standing_suspects, sums_stand
-from protofleet.aggregator.database import PLACE, Place, bring_up, place_of, read_only
-from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
-from protofleet.aggregator.monitoring.device_table import EVENTS_OF_ONE, accuracy_of, device_events
 from protofleet.aggregator.store.backup import WRITTEN_TO, back_up, restore
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.finding_tables import found_in_short, found_in_words

@@ -19,7 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from protofleet.aggregator.commands.fleet_cli import SCHEMA, JsonFile, StorePlace
-from protofleet.aggregator.commands.fleet_state import (
+from protofleet.aggregator.commands.notices import Notices, sender_of
+from protofleet.aggregator.database import Place
+from protofleet.aggregator.overview.fleet_state import (
     Care,
     FleetState,
     event_in_words,
@@ -27,11 +29,12 @@ from protofleet.aggregator.commands.fleet_state import (
     presence_in_words,
     read_state,
 )
-from protofleet.aggregator.commands.notices import Notices, sender_of
-from protofleet.aggregator.database import Place
-from protofleet.contract.console import durations
+from protofleet.aggregator.overview.fleet_text import fleet_of
+from protofleet.aggregator.page.served_page import page_alone
+from protofleet.contract.console import durations, logs
 from protofleet.contract.errors import StoreError
 from protofleet.contract.files.json_output import beside, write_json
+from protofleet.contract.page.page_address import check_page_files
 from protofleet.contract.printable import printable
 
 __all__ = ["status_command", "watch_command"]
@@ -64,6 +67,7 @@ def status_command(store: StorePlace, json: JsonFile = None) -> int:
     return 0
 
 
+# arguments: each is an option, as typer reads them
 def watch_command(
     store: StorePlace,
     every: Annotated[str, typer.Option(metavar="TIME", help="How often the store is read.")] = "2s",
@@ -74,26 +78,48 @@ def watch_command(
             help="Tell there who begins to need care: https://…, mqtts://BROKER/TOPIC or mailto:NAME@HOST. Repeatable.",
         ),
     ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[ADDRESS:]PORT",
+            help="In a browser instead. For this machine alone, or for a network: 0.0.0.0:8080.",
+        ),
+    ] = None,
+    page_cert: Annotated[
+        str | None, typer.Option(metavar="FILE", help="PEM file of a certificate of the page's, for https.")
+    ] = None,
+    page_key: Annotated[str | None, typer.Option(metavar="FILE", help="PEM file of its private key.")] = None,
 ) -> int:
-    """Watch a fleet in the terminal: whether all is well, its devices, and what happens. Ctrl-C ends it."""
+    """Watch a fleet in the terminal, or in a browser: whether all is well, its devices, and what happens. Ctrl-C ends
+    it."""
+    check_page_files(page, page_cert, page_key)
     every_s = min(max(durations.seconds("--every", every), _LEAST_S), _MOST_S)
     console, failures = Console(), list[str]()
     notices = Notices(dict(map(sender_of, notify or ())), failures.append)
     state = read_state(store)
+    if page is not None:
+        logs.set_up("text")
+        with page_alone(store, fleet_of(store), page, (page_cert, page_key)):
+            _tell(_looks(store, state, notices, every_s), console, failures)
     if not console.is_terminal and not notify:
         console.print(_page(state, rows=len(state.devices), lines=_CARES))
         return 0
     looks = _looks(store, state, notices, every_s)
     if not console.is_terminal:
-        for _ in looks:
-            for line in failures:
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-            failures.clear()
+        _tell(looks, console, failures)
     with Live(_fitted(state, console), console=console, screen=True, auto_refresh=False) as live:
         for newest, wrong in looks:
             said = [Text(line, style="red") for line in (wrong, *failures[-1:]) if line]
             live.update(Group(*said, _fitted(newest, console)), refresh=True)
     return 0
+
+
+def _tell(looks: Iterator[object], console: Console, failures: list[str]) -> None:
+    """Look without end; only what could not be told is said."""
+    for _ in looks:
+        for line in failures:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        failures.clear()
 
 
 def _looks(store: Place, state: FleetState, notices: Notices, every_s: float) -> Iterator[tuple[FleetState, str]]:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from protofleet.aggregator.commands.fleet_state import RUNBOOK, Care
+from protofleet.aggregator.overview.fleet_state import RUNBOOK, Care
 from protofleet.contract.errors import LinkError, ProtofleetError, UsageError
 from protofleet.contract.mqtt.address import Address, topic_of
 from protofleet.contract.mqtt.link import Link, client_id

@@ -44,6 +44,7 @@ __all__ = [
     "SETTLE_S",
     "Device",
     "DeviceEvent",
+    "DeviceReader",
     "DeviceTable",
     "accuracy_of",
     "device_events",
@@ -498,18 +499,34 @@ def _append(db: Connection, events: Sequence[DeviceEvent]) -> None:
 
 def known_devices(db: Connection) -> dict[str, Device]:
     """Every device of an open store, by name, in their order; rows that no aggregator wrote are left out."""
-    columns = ", ".join(f"d.{name}" for name in _COLUMNS)
-    counts = ", ".join(f"c.{name}" for name in _COUNTS)
-    rows = db.execute(
-        f"SELECT d.device, {columns}, {counts} FROM device d LEFT JOIN device_count c ON c.device = d.device"
-        " ORDER BY d.device"
-    ).fetchall()
-    found = {}
-    for device, *cells in rows:
-        known = _device(dict(zip((*_COLUMNS, *_COUNTS), cells, strict=True)))
-        if isinstance(device, str) and known is not None:
-            found[device] = known
-    return found
+    return DeviceReader().read(db)
+
+
+class DeviceReader:
+    """Reads the devices again and again: one whose row has not changed is the same object as before."""
+
+    def __init__(self) -> None:
+        self._read: dict[Any, tuple[Any, Device | None]] = {}  # by name: its cells, and what they say
+
+    def read(self, db: Connection) -> dict[str, Device]:
+        """As `known_devices`."""
+        columns = ", ".join(f"d.{name}" for name in _COLUMNS)
+        counts = ", ".join(f"c.{name}" for name in _COUNTS)
+        rows = db.execute(
+            f"SELECT d.device, {columns}, {counts} FROM device d LEFT JOIN device_count c ON c.device = d.device"
+            " ORDER BY d.device"
+        ).fetchall()
+        before, self._read = self._read, {}
+        found = {}
+        for row in rows:
+            device, cells = row[0], row[1:]
+            read = before.get(device)
+            if read is None or read[0] != cells:
+                read = (cells, _device(dict(zip((*_COLUMNS, *_COUNTS), cells, strict=True))))
+            self._read[device] = read
+            if isinstance(device, str) and read[1] is not None:
+                found[device] = read[1]
+        return found
 
 
 def _device(cells: dict[str, Any]) -> Device | None:

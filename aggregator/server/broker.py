@@ -14,11 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -30,7 +28,7 @@ from protofleet.contract.settings.toml_text import toml_value
 if TYPE_CHECKING:
     from iotcore import Broker
 
-__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker", "read_passwords", "try_to_listen"]
+__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker", "try_to_listen"]
 
 MAX_PAYLOAD_BYTES = 8 << 20
 _SEGMENT_BYTES = 32 << 20  # what rumqttd keeps in memory for each subscription filter: four of these
@@ -54,7 +52,6 @@ max_payload_size = {payload_bytes}
 max_inflight_count = 100
 dynamic_filters = true
 """
-_MAX_PASSWORD_FILE = 1 << 20  # bytes
 
 
 class EmbeddedBroker:
@@ -145,38 +142,6 @@ def _stop(broker: Broker) -> None:
     """End its process; one that was killed and takes long to go, on a machine that stands still, goes by itself."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         broker.stop()
-
-
-def read_passwords(path: Path) -> dict[str, str]:
-    """The passwords by user, of a file with a line `USER:PASSWORD` for each; lines that begin with # say nothing.
-
-    Raises:
-        UsageError: it cannot be read, everybody on this machine may read it, or a line is of another form. No line is
-            shown.
-    """
-    label = f"--password-file {path}"
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
-                raise UsageError(
-                    label, expected="a file that others may not read", got="one that they may", hint=f"chmod 600 {path}"
-                )
-            text = file.read(_MAX_PASSWORD_FILE + 1)
-    except OSError as error:
-        raise UsageError(label, expected="a file of USER:PASSWORD lines", got=error.strerror) from None
-    if len(text) > _MAX_PASSWORD_FILE:
-        raise UsageError(label, expected=f"at most {_MAX_PASSWORD_FILE:,} bytes", got="more")
-    passwords: dict[str, str] = {}
-    for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
-        user, separator, password = line.partition(":")
-        if not line.strip() or line.startswith("#"):
-            continue
-        if not (user and separator and password and line.isprintable()) or user in passwords:
-            raise UsageError(label, expected="USER:PASSWORD, each user once", got=f"another line {number}")
-        passwords[user] = password
-    if not passwords:
-        raise UsageError(label, expected="a line USER:PASSWORD or more", got="none")
-    return passwords
 
 
 def _auth_table(passwords: Mapping[str, str]) -> str:

@@ -43,6 +43,7 @@ from protofleet.contract.console.service_manager import ServiceManager
 from protofleet.contract.errors import StoreError
 from protofleet.contract.identity.signatures import Signer
 from protofleet.contract.identity.signing_keys import read_private_key
+from protofleet.contract.mqtt.certificates import Expiry, expiries
 
 __all__ = ["OnSummary", "Service"]
 
@@ -61,6 +62,7 @@ class Service:
         self._stopping, self._counts = threading.Event(), Counts()
         self._leadership: Leadership | None = None
         self._summary: dict[str, Any] = {}  # the newest summary
+        self._broker_certificate: Callable[[], Expiry | None] = lambda: None
 
     def run(self, listener: Listener, on_summary: OnSummary) -> dict[str, Any]:
         """Serve until the plan is done and the devices have left, or until `stop`; returns the summary.
@@ -72,6 +74,12 @@ class Service:
         listener = _to_both(Progress(), listener)
         patience_s = math.inf if self.settings.patience is None else self.settings.patience
         outage, manager = StoreOutage(patience_s if self.settings.worker else 0.0), ServiceManager()
+        with self._page_served():
+            return self._run(listener, on_summary, outage, manager)
+
+    def _run(
+        self, listener: Listener, on_summary: OnSummary, outage: StoreOutage, manager: ServiceManager
+    ) -> dict[str, Any]:
         while True:
             try:
                 with about(fleet=self.fleet):
@@ -108,7 +116,7 @@ class Service:
         worker = Worker(store, core, self.address, self.fleet, **about, manager=ServiceManager())  # type: ignore[arg-type]
         watched = {"address": self.address, "counts": self._counts, "leads": False}
         metrics = Metrics(self.fleet, worker.core, store.refused_devices, **watched)  # type: ignore[arg-type]
-        metrics.broker_certificate = worker.broker_certificate
+        metrics.broker_certificate = self._broker_certificate = worker.broker_certificate
         worker.each_turn, worker.within = lambda: metrics.look(worker.core), self._served(metrics, listener)
         return worker
 
@@ -166,7 +174,7 @@ class Service:
             process=Process(self._stopping, ServiceManager(), lambda: self._turned(core, metrics)),
             sharing=None if shared is None else Sharing(core, shared),
         )
-        metrics.broker_certificate = server.broker_certificate
+        metrics.broker_certificate = self._broker_certificate = server.broker_certificate
         try:
             with about(run=store.run.hex()), self._served(metrics, tell):
                 server.run()
@@ -182,6 +190,18 @@ class Service:
             return
         with MetricsServer(*metrics_address(self.settings.metrics), metrics) as server:
             listener(MetricsServed(server.url, server.is_local))
+            yield
+
+    @contextlib.contextmanager
+    def _page_served(self) -> Iterator[None]:
+        """The operator's page, where it is wanted, for as long as the block lasts."""
+        settings = self.settings
+        if settings.page is None:
+            yield
+            return
+        from protofleet.aggregator.page.served_page import served_page  # and none of it elsewhere
+
+        with served_page(settings, lambda: (*expiries(self.address), *filter(None, [self._broker_certificate()]))):
             yield
 
     def _turned(self, core: Coordinator, metrics: Metrics) -> None:

@@ -45,6 +45,7 @@ __all__ = [
     "await_done",
     "carry_out",
     "give",
+    "record",
     "refusal",
     "unfit",
 ]
@@ -119,15 +120,26 @@ def give(path: AnyPlace, what: str, device: str, who: str, *, detail: str = "") 
         UsageError: the path is no store, or a store of a newer version, or the device id is invalid.
     """
     if what in OF_A_DEVICE:
-        check_device(device, "DEVICE")
+        check_device(device, "DEVICE")  # before anything is opened
     running = bring_up(path, KIND)
+    return record(path, what, device, who, detail=detail), running
+
+
+def record(path: AnyPlace, what: str, device: str, who: str, *, detail: str = "") -> Order:
+    """As `give`, of a store that is of the present version: also within the process that has it.
+
+    Raises:
+        StoreError, UsageError: as `give`.
+    """
+    if what in OF_A_DEVICE:
+        check_device(device, "DEVICE")
     with beside(path, KIND) as db:
         cursor = db.execute(
             "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?) RETURNING id",
             (what, device, _text(who), time.time(), _text(detail)),
         )
         (order,) = orders(db, "WHERE id = ?", cursor.fetchone())
-    return order, running
+    return order
 
 
 def _text(text: str) -> str:

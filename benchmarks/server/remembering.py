@@ -22,8 +22,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.server.ingest import BUNDLE, Stopwatch, manifest, payloads
-from protofleet.aggregator.commands.fleet_state import read_state
 from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.overview.fleet_state import read_state
 from protofleet.aggregator.rounds.round_machine import Closed, Opened
 from protofleet.aggregator.server.server import BATCH
 from protofleet.aggregator.settings import Settings

@@ -2,5 +2,6 @@
 
 - `atomic_files` writes files and locks them.
 - `sqlite` opens, migrates and writes a database. The aggregator's store and the device's journal are made of it.
+- `passwords` reads a file of names and secrets.
 - `json_output` is the option `--json` of every command.
 """

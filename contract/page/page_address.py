@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protofleet.contract.errors import UsageError
 
-__all__ = ["PageAddress", "read_page"]
+__all__ = ["PageAddress", "check_page_files", "read_page"]
 
 _FORM = re.compile(r"(?:(?P<host>[0-9.]+|\[[0-9a-fA-F:]+\]|localhost):)?(?P<port>[0-9]{1,5})")
 
@@ -45,3 +45,13 @@ def read_page(text: str, option: str = "--page") -> PageAddress:
     except ValueError:
         hint = f"{option} 8080, or {option} 0.0.0.0:8080 for your network"
         raise UsageError(option, expected="[ADDRESS:]PORT", got=text[:60], hint=hint) from None
+
+
+def check_page_files(page: str | None, cert: str | None, key: str | None) -> None:
+    """That the page's certificate has its key, and a page.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    if (cert is None) != (key is None) or (cert is not None and page is None):
+        raise UsageError("--page-cert", expected="--page and --page-key beside it", got="not both")

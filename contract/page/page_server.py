@@ -7,7 +7,7 @@
     POST /pair                  the pairing code → a cookie
     POST …                      what changes something: JSON in, JSON out, with the visitor's token
 
-No path becomes a file's name. At most `_MOST` connections are open, of which `_STREAMS` are streams of events, two of
+No path becomes a file's name. At most `_MOST` connections are open, of which `_STREAMS` are streams of events, four of
 each visitor; a further one is refused at once. Each has a thread of its own, so a slow browser holds up nobody. A
 request has ten seconds and 64 KiB. Nothing of another host is loaded (content-security policy), and nothing is logged
 but with `--verbose`.
@@ -39,7 +39,8 @@ __all__ = ["PageServer"]
 
 logger = logging.getLogger(__name__)
 
-_MOST, _STREAMS, _STREAMS_EACH = 24, 8, 2
+_MOST, _STREAMS = 24, 8
+_STREAMS_EACH = 4  # a browser has six connections to one address: the rest is for what it asks
 _TIMEOUT_S, _BEAT_S, _PACE_S = 10.0, 15.0, 1.0
 _LARGEST = 64 << 10
 _POLICY = (
@@ -226,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self.server.site.post(visitor, self.path, given)
         except ProtofleetError as error:
             self._refuse(409, str(error))
-        except (ValueError, AttributeError, TypeError, RecursionError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             self._refuse(400, "expected JSON of this page's")
         else:
             if answer is None:

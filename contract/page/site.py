@@ -79,6 +79,6 @@ class Site(ABC):
 
         Raises:
             ProtofleetError: it cannot be done.
-            ValueError, TypeError, AttributeError: `given` is nothing that the page's script sends.
+            ValueError, KeyError, TypeError, AttributeError: `given` is nothing that the page's script sends.
         """
         return None

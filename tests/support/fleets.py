@@ -6,11 +6,12 @@ import json
 import os
 import re
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,12 +22,15 @@ import commands
 import numpy as np
 import pytest
 import shared
-from brokers import Embedded
+from brokers import Embedded, TestBroker
+from browser import Visitor
 
+from protofleet.aggregator.page.fleet_content import COLUMNS
 from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.global_state import GlobalState
-from protofleet.contract.wire.messages import Contribution
+from protofleet.contract.wire.messages import Contribution, Status
 
 FLEET, CLASSES, SHAPE = "methods", 5, (14, 14, 1)
 LABELS = tuple(f"class-{index}" for index in range(CLASSES))
@@ -179,3 +183,98 @@ def fleet_in(folder: Path) -> Iterator[Fleet]:
     finally:
         made.end()
         broker.stop()
+
+
+# ── a store with devices in it, and the operator's page on it ───────────────────────────────────────────────────────
+
+SHIPPED_BUNDLE = Path(__file__).parents[2] / "lab" / "demo" / "shipped" / "fleet.bundle"
+ORCHARD = "orchard"
+EVIL = "</script><img src=x onerror=alert(1)>"
+_FIGURES = {"train_step_ms": 30.0, "profile_train_step_ms": 10.0, "peak_rss_bytes": 9e7}
+_FIGURES |= {"profile_train_step_peak_rss_bytes": 5e7}
+Holds = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+def stocked(path: Path, devices: int = 5, fleet: str = ORCHARD) -> Path:
+    """A store of `devices` devices: `d0` is slow, `d1` runs an old bundle, `d2` is gone for two days, `d3` was left out
+    and has script in its words, and so has the name of a last one."""
+    now = time.time()
+    with DurableStore(path, read_bundle(SHIPPED_BUNDLE).sha256, fleet) as store:
+        names = [*(f"d{i}" for i in range(devices)), EVIL]
+        for name in names:
+            board = EVIL if name == "d3" else "Raspberry Pi 5"
+            versions = {"protofleet": "0.2.0", "bundle": "1 89abcdef" if name == "d1" else "2 0123abcd"}
+            status = Status(True, b"instance", 1, board, versions, _FIGURES if name == "d0" else {})
+            store.devices.status(name, status, 100, now - 200_000.0)
+        store.devices.status("d2", Status(False, b"instance", 1), 10, now - 190_000.0)
+        store.devices.decided("d3", 1_000, now - 100.0, refusal=EVIL)
+        store.devices.keep(0.0, now)
+        with store._file.transaction() as db:
+            for number in (1, 2):
+                db.execute(
+                    "INSERT INTO round (number, method, seed, opened_at, closed) VALUES (?, 'ncm', 1, ?, 1)",
+                    (number, now - 3_600.0),
+                )
+                db.executemany(
+                    "INSERT INTO accuracy (round, device, samples, all_classes) VALUES (?, ?, 50, ?)",
+                    [(number, f"d{i}", 0.5 + 0.1 * i) for i in range(4)],
+                )
+            db.execute("INSERT INTO finding VALUES (2, 'd3', 'left out', ?)", (f"it contradicts 2 of 3: {EVIL}",))
+    return path
+
+
+class Served:
+    """A command that serves the page, as a process."""
+
+    def __init__(self, folder: Path, name: str, *words: object) -> None:
+        self.processes, self.name = Processes(folder), name
+        self.processes.start(name, *words)
+        self.processes.wait_for(name, r"page at https?://[\d.]+:\d+/")
+        scheme, port = re.findall(r"page at (https?)://[\d.]+:(\d+)/", self.said())[0]
+        self.scheme, self.port = str(scheme), int(port)
+
+    @classmethod
+    def aggregator(cls, folder: Path, broker: TestBroker, store: Path, *more: object, fleet: str = ORCHARD) -> Served:
+        """An aggregator with its page."""
+        about = (
+            "--bundle",
+            SHIPPED_BUNDLE,
+            "--broker",
+            broker.url,
+            "--fleet",
+            fleet,
+            "--store",
+            store,
+            "--every",
+            "1h",
+        )
+        return cls(folder, "aggregator", "aggregate", *about, "--page", "0", *more)
+
+    def said(self) -> str:
+        return self.processes.log(self.name)
+
+    def visitor(self) -> Visitor:
+        """A browser that has not been here."""
+        return Visitor(self.port, self.scheme)
+
+    def until(
+        self, visitor: Visitor, holds: Callable[[dict[str, Any], dict[str, Any]], object], since: int = -1
+    ) -> dict[str, Any]:
+        """The parts of the page that were told, once `holds(parts, rows)` is true."""
+        ask = f"GET /events?since={since} HTTP/1.1\r\nHost: {visitor.host}\r\nCookie: {visitor.cookie}\r\n\r\n"
+        parts: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as stream:
+            stream.sendall(ask.encode())
+            for line in stream.makefile("rb"):
+                if not line.startswith(b"data: "):
+                    continue
+                news = json.loads(line[6:])
+                rows |= {cells[0]: dict(zip(COLUMNS, cells, strict=True)) for cells in news["rows"]}
+                parts |= news
+                if holds(parts, rows):
+                    return parts
+        raise AssertionError(parts)
+
+    def end(self) -> None:
+        self.processes.end()

@@ -24,8 +24,8 @@ from commands import one_error_line, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.aggregator.commands.fleet_state import Care
 from protofleet.aggregator.commands.notices import PACE_S, Notice, Notices, sender_of
+from protofleet.aggregator.overview.fleet_state import Care
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.mqtt.link import Address, Link, Received
 from protofleet.contract.wire.messages import Status

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres_server import Places
 
-from protofleet.aggregator.commands.fleet_state import _REASONS, RUNBOOK
 from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.monitoring import device_table
 from protofleet.aggregator.monitoring.device_table import (
@@ -31,6 +30,7 @@ from protofleet.aggregator.monitoring.device_table import (
     device_events,
     known_devices,
 )
+from protofleet.aggregator.overview.fleet_state import _REASONS, RUNBOOK
 from protofleet.aggregator.parts.bundle_handout import Handout
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore

@@ -18,9 +18,10 @@ import pytest
 from brokers import free_port
 from commands import one_error_line, run
 
-from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, read_passwords
+from protofleet.aggregator.server.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker
 from protofleet.contract.errors import UsageError
 from protofleet.contract.extras import install_command
+from protofleet.contract.files.passwords import read_passwords
 from protofleet.contract.mqtt.address import parse_listen
 from protofleet.contract.mqtt.link import Address, Link, Received
 
@@ -222,7 +223,7 @@ def test_who_gives_no_password_of_the_file_is_not_let_in(tmp_path: Path) -> None
     path = tmp_path / "passwords"
     path.write_text('# two\nфлот:a"b\\c=é\nother:x:y\n', encoding="utf-8")
     path.chmod(0o600)
-    with EmbeddedBroker(passwords=read_passwords(path)) as broker:
+    with EmbeddedBroker(passwords=read_passwords(path, "--password-file")) as broker:
         given = [("флот", 'a"b\\c=é'), ("other", "x:y"), ("other", 'a"b\\c=é'), ("другой", "x:y"), (None, None)]
         assert [_is_let_in(broker.port, *who) for who in given] == [True, True, False, False, False]
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 from brokers import TestBroker, make_broker
+from browser import Visitor
 from commands import one_error_line, run
 from edge_peer import Peer
 from edge_samples import FASHION_LABELS, fashion
-from page_visitor import Visitor
 from PIL import Image
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle

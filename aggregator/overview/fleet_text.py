@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from protofleet.aggregator.database import AnyPlace, Connection, read_only
@@ -29,6 +29,7 @@ __all__ = [
     "beside_record",
     "drift_in_short",
     "drift_in_words",
+    "fleet_of",
     "intruder_in_words",
     "key_name",
     "order_in_words",
@@ -88,9 +89,10 @@ class Known(NamedTuple):
     out: Mapping[str, str]
 
 
-def read_known(store: AnyPlace) -> Known:
+def read_known(store: AnyPlace, read: Callable[[Connection], dict[str, Device]] = known_devices) -> Known:
+    """What a store knows; `read` gives its devices."""
     with read_only(store, KIND) as db, as_written(store):
-        records, devices = dict(fleet_records(db)), known_devices(db)
+        records, devices = dict(fleet_records(db)), read(db)
         versions = (row.bundle.partition(" ")[0] for row in devices.values())
         return Known(
             records,
@@ -110,6 +112,13 @@ def read_known(store: AnyPlace) -> Known:
             max((int(word) for word in versions if word.isdecimal() and len(word) < 10), default=0),
             {device: record.refused for device, record in records.items() if record.refused},
         )
+
+
+def fleet_of(store: AnyPlace) -> str:
+    """The id of the fleet whose store this is."""
+    with read_only(store, KIND) as db:
+        row = db.execute("SELECT value FROM meta WHERE name = 'fleet'").fetchone()
+    return "" if row is None else printable(memoryview(row[0]).tobytes().decode(errors="replace"))
 
 
 def _newest_round(db: Connection) -> NewestRound | None:

@@ -10,18 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from protofleet.aggregator.commands.fleet_text import Known, drift_in_short, read_known
 from protofleet.aggregator.database import AnyPlace, is_taken
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
-from protofleet.aggregator.monitoring.device_table import Device, DeviceEvent
+from protofleet.aggregator.monitoring.device_table import Device, DeviceEvent, DeviceReader
+from protofleet.aggregator.overview.fleet_text import Known, drift_in_short, read_known
 from protofleet.aggregator.store.finding_tables import found_in_short
 from protofleet.aggregator.store.schema import KIND
 from protofleet.contract.console.durations import in_words
 from protofleet.contract.printable import counted, printable
 
 __all__ = [
+    "RUNBOOK",
     "Care",
     "FleetState",
     "accuracy_in_words",
@@ -32,6 +34,7 @@ __all__ = [
     "read_state",
     "state_facts",
     "state_in_lines",
+    "state_of",
 ]
 
 GONE_S = 600.0  # a device that is away for less may be starting
@@ -78,7 +81,7 @@ class FleetState:
     def devices(self) -> Mapping[str, Device]:
         return self.known.devices
 
-    @property
+    @cached_property
     def cares(self) -> list[Care]:
         """What needs care, what is of the whole fleet first."""
         found = [] if self.runs else [Care("", "no-aggregator", "no aggregator runs on this store")]
@@ -123,6 +126,11 @@ def read_state(store: AnyPlace) -> FleetState:
     """
     known = read_known(store)
     return FleetState(time.time(), is_taken(store, KIND), known)
+
+
+def state_of(store: AnyPlace, runs: bool, devices: DeviceReader) -> FleetState:
+    """As `read_state`, again and again, where it is known whether an aggregator runs."""
+    return FleetState(time.time(), runs, read_known(store, devices.read))
 
 
 # ── reasons for care ────────────────────────────────────────────────────────────────────────────────────────────────
