@@ -265,6 +265,7 @@ _MEMORY = {"rss_bytes": "now", "peak_rss_bytes": "at most", "profile_train_step_
 _TIMES = {
     "train_step_ms": "training step",
     "profile_train_step_ms": "profiled",
+    "profile_train_step_predicted_ms": "predicted",
     "profile_inference_ms": "inference profiled",
 }
 

@@ -44,7 +44,7 @@ COLUMNS = (
 _ROUNDS, _ORDERS, _CARES, _NAMED, _EVENTS = 60, 30, 3, 50, 30
 _STILL_MOVE = 3  # the newest rounds, of which devices may report yet
 _UNKNOWN = "unknown_share"  # a figure that a device may tell
-_FIGURES = ("train_step_ms", "profile_train_step_ms", "predicted_train_step_ms")
+_FIGURES = ("train_step_ms", "profile_train_step_ms", "profile_train_step_predicted_ms")
 _MEMORY = ("peak_rss_bytes", "profile_train_step_peak_rss_bytes")
 
 

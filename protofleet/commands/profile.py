@@ -104,6 +104,8 @@ def profile_command(
         return
     choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
     report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
+    if measure:
+        _keep_predicted(report)
     write_json(json_file, report)  # before it is shown: whoever reads along may leave (`| head`)
     if html_file is not None:
         from protofleet.hw_profiles.reports.profile_page import profile_page
@@ -178,6 +180,16 @@ def _show_devices(devices: Iterable[Device], console: Console) -> None:
         for device in devices
     ]
     show_table(console, ("name", "processors", "memory", "title"), rows, words=(0, 1, 3))
+
+
+def _keep_predicted(report: Mapping[str, Any]) -> None:
+    """What was predicted for this machine goes into its status, too, beside the fastest run that was measured."""
+    metrics = report["measured"]["status_metrics"]
+    for phase, name in (("inference", "profile_inference"), ("training_step", "profile_train_step")):
+        rows = [row for row in report["comparison"] if row["phase"] == phase and row.get("predicted_ms") is not None]
+        if rows and f"{name}_ms" in metrics:
+            fastest = min(rows, key=lambda row: (bool(row.get("under_load")), row["median_ms"]))
+            metrics[f"{name}_predicted_ms"] = float(fastest["predicted_ms"])
 
 
 _FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "ground", "step", "round", "at most", "fits")

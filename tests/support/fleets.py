@@ -191,6 +191,7 @@ SHIPPED_BUNDLE = Path(__file__).parents[2] / "lab" / "demo" / "shipped" / "fleet
 ORCHARD = "orchard"
 EVIL = "</script><img src=x onerror=alert(1)>"
 _FIGURES = {"train_step_ms": 30.0, "profile_train_step_ms": 10.0, "peak_rss_bytes": 9e7}
+_FIGURES |= {"profile_train_step_predicted_ms": 11.0}
 _FIGURES |= {"profile_train_step_peak_rss_bytes": 5e7}
 Holds = Callable[[dict[str, Any], dict[str, Any]], object]
 

@@ -79,7 +79,8 @@ def test_the_first_screen_says_who_needs_care_and_each_cause_has_its_runbook(ser
     assert "need care" in state["top"]["sentence"]
     assert not state["top"]["well"]
     assert state["top"]["runs"]
-    assert (rows["d0"]["step_ms"], rows["d0"]["profiled_ms"], rows["d0"]["peak_bytes"]) == (30.0, 10.0, 9e7)
+    figures = ("step_ms", "profiled_ms", "predicted_ms", "peak_bytes", "profiled_bytes")
+    assert [rows["d0"][name] for name in figures] == [30.0, 10.0, 11.0, 9e7, 5e7]
     expected = {"d0": ["slow"], "d1": ["old-bundle"], "d2": ["gone"], "d3": ["refused", "left-out"], "d4": []}
     assert {name: rows[name]["causes"] for name in expected} == expected
     assert rows["d2"]["presence"] == "gone"

@@ -52,6 +52,9 @@ def test_a_busy_machine_is_refused_and_a_result_is_marked(
         assert run["other_processors"] > BUSY
         assert run["cpu_ms"] > 0
     assert record["status_metrics"]["profile_inference_under_load"] == 1.0
+    predicted = {line["phase"]: line["predicted_ms"] for line in json.loads(out.read_text())["comparison"]}
+    assert record["status_metrics"]["profile_inference_predicted_ms"] == predicted["inference"] > 0
+    assert record["status_metrics"]["profile_train_step_predicted_ms"] == predicted["training_step"] > 0
     assert "UNDER LOAD" in page.read_text()
 
 
