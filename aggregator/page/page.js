@@ -51,8 +51,8 @@ const FILTERS = {
 const HEADS = [ // key, heading, class, text of a device, what is sorted by
   ["name", "Device", "", (one) => one.name, (one) => one.name],
   ["presence", "State", "", state, (one) => `${one.presence}${one.since}`],
-  ["heard", "Heard", "", (one) => ago(one.heard), (one) => -(one.heard ?? 0)],
   ["care", "Care", "", (one) => one.causes.join(", "), (one) => `${one.causes.length ? 0 : 1}${one.presence}${one.name}`],
+  ["heard", "Heard", "", (one) => ago(one.heard), (one) => -(one.heard ?? 0)],
   ["bundle", "Bundle", "wide", (one) => one.bundle, (one) => one.bundle],
   ["board", "Board", "wide", (one) => one.board, (one) => one.board],
   ["accuracy", "Accuracy", "wide number", (one) => percent(one.accuracy), (one) => one.accuracy ?? -1],
@@ -81,7 +81,7 @@ function choose() {
   for (const one of devices.values()) {
     if (fits(one) && (!words || `${one.name} ${one.board} ${one.bundle}`.toLowerCase().includes(words))) shown.push(one);
   }
-  const key = (HEADS.find((head) => head[0] === chosen.sort) || HEADS[3])[4];
+  const key = (HEADS.find((head) => head[0] === chosen.sort) || HEADS[2])[4];
   const keys = new Map(shown.map((one) => [one, key(one)]));
   const order = chosen.down ? -1 : 1;
   shown.sort((a, b) => {
@@ -219,7 +219,7 @@ function svg(tag, attributes, text) {
 }
 
 function chartOf(points, label) { // [x, mean, low, high, least, most] from left to right
-  const [width, height, left, bottom] = [900, 220, 44, 24];
+  const [width, height, left, bottom] = [Math.max(280, Math.min(900, innerWidth - 48)), 220, 44, 24];
   const [from, to] = [points[0][0], points[points.length - 1][0]];
   const x = (value) => left + (to === from ? 0.5 : (value - from) / (to - from)) * (width - left - 10);
   const y = (value) => 8 + (1 - value) * (height - bottom - 8);
@@ -510,7 +510,10 @@ function follow() {
 at("search").addEventListener("input", () => history.replaceState(null, "", `#${address({ find: at("search").value.trim() })}`) || follow());
 at("find").addEventListener("submit", (event) => event.preventDefault());
 addEventListener("hashchange", follow);
-addEventListener("resize", drawRows);
+addEventListener("resize", () => {
+  drawRows();
+  drawRounds();
+});
 
 take(first.state);
 draw();

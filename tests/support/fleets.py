@@ -196,7 +196,7 @@ _FIGURES |= {"profile_train_step_peak_rss_bytes": 5e7}
 Holds = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
-def stocked(path: Path, devices: int = 5, fleet: str = ORCHARD) -> Path:
+def stocked(path: Path | str, devices: int = 5, fleet: str = ORCHARD) -> Path | str:
     """A store of `devices` devices: `d0` is slow, `d1` runs an old bundle, `d2` is gone for two days, `d3` was left out
     and has script in its words, and so has the name of a last one."""
     now = time.time()
@@ -235,7 +235,9 @@ class Served:
         self.scheme, self.port = str(scheme), int(port)
 
     @classmethod
-    def aggregator(cls, folder: Path, broker: TestBroker, store: Path, *more: object, fleet: str = ORCHARD) -> Served:
+    def aggregator(
+        cls, folder: Path, broker: TestBroker, store: Path | str, *more: object, fleet: str = ORCHARD
+    ) -> Served:
         """An aggregator with its page."""
         about = (
             "--bundle",

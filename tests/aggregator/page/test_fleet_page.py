@@ -19,6 +19,7 @@ from brokers import TestBroker, make_broker
 from browser import Visitor
 from commands import one_error_line, run
 from fleets import EVIL, ORCHARD, SHIPPED_BUNDLE, Served, stocked
+from postgres_server import need_postgres
 
 from protofleet.aggregator.database import is_taken
 from protofleet.aggregator.overview.fleet_state import _REASONS
@@ -128,8 +129,9 @@ def test_what_changes_is_told_and_what_stays_is_not(served: Served) -> None:
     assert any("d4" in names for names in told)
 
 
-def test_watch_serves_the_same_page_and_knows_that_nobody_runs(tmp_path: Path) -> None:
-    store = stocked(tmp_path / "store")
+@pytest.mark.parametrize("kind", ["file", "server"])
+def test_watch_serves_the_same_page_and_knows_that_nobody_runs(tmp_path: Path, kind: str) -> None:
+    store = stocked(tmp_path / "store" if kind == "file" else need_postgres().new_place())
     served = Served(tmp_path, "watch", "watch", "--store", store, "--page", "0")
     try:
         visitor = served.visitor()
