@@ -116,46 +116,6 @@ async function send(path, body, done) {
   draw();
 }
 
-at("none").disabled = at("unsure").disabled = !chosen.size;
-  classes();
-}
-
-function tapped(id) {
-  if (active !== null) {
-    send("/name", { photos: [id], label: active }, `named ${active}`);
-    return;
-  }
-  if (!chosen.delete(id)) chosen.add(id);
-  said(chosen.size ? `${chosen.size} chosen` : "");
-  draw();
-}
-
-function classTapped(label) {
-  if (chosen.size) {
-    send("/name", { photos: [...chosen], label }, `named ${label}`);
-    return;
-  }
-  active = active === label ? null : label;
-  said(active === null ? "" : `each tap names ${active}`);
-  draw();
-}
-
-async function send(path, body, done) {
-  try {
-    const answer = await fetch(path, {
-      method: "POST", body: JSON.stringify(body), headers: { "X-Protofleet-Token": token },
-    });
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
-    chosen.clear();
-    state = found.state;
-    said(`${found.count} ${done}`);
-  } catch (error) {
-    said(`not kept: ${error.message}`);
-  }
-  draw();
-}
-
 at("none").addEventListener("click", () => send("/aside", { photos: [...chosen], why: "none" }, "set aside"));
 at("unsure").addEventListener("click", () => send("/aside", { photos: [...chosen], why: "unsure" }, "set aside"));
 at("undo").addEventListener("click", () => send("/undo", {}, "taken back"));
