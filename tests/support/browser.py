@@ -137,10 +137,11 @@ class Browser:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser of this machine's; skips where there is none."""
+    """A browser of this machine's; skips where there is none, fails in CI."""
     name = next((found for each in _NAMES if (found := shutil.which(each))), None)
     if name is None:
-        pytest.skip("no Chromium, try apt install chromium")
+        why = "no Chromium, try apt install chromium"
+        pytest.fail(why) if os.environ.get("PROTOFLEET_CI") else pytest.skip(why)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(str(name), profile)
         try:

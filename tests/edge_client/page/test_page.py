@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from brokers import TestBroker, make_broker
-from browser import Visitor
+from browser import Visitor, chromium
 from commands import one_error_line, run
 from edge_peer import Peer
 from edge_samples import FASHION_LABELS, fashion
@@ -176,6 +176,23 @@ def test_what_is_not_sure_or_of_no_class_is_not_asked_about_again(device: Device
     assert "<b>Hat</b> was proposed for 1 photo, and is no class of the fleet" in done.stdout
     state = browser.post("/undo", {})["state"]
     assert ids[1] in {photo["id"] for photo in state["wanted"]}
+
+
+def test_a_browser_draws_the_page_and_a_tap_in_it_is_a_label(device: Device, bundle: Bundle) -> None:
+    device.show(bundle, (5, 8), 4)
+    truth = device.truth()
+    with chromium() as browser:
+        page = browser.open(f"http://127.0.0.1:{device.port}/", width=400)
+        page.until("document.querySelectorAll('#newest button').length > 3")
+        assert page.run("document.querySelectorAll('#classes button').length") == len(FASHION_LABELS)
+        id = page.run("document.querySelector('#newest button').dataset.id")
+        page.tap(f'#newest button[data-id="{id}"]')
+        page.tap(f'#classes button[data-label="{truth[id]}"]')
+        page.until(f"document.getElementById('said').textContent === '1 named {truth[id]}'")
+    learned = Learned(device.state)
+    learned.look()
+    learned.close()
+    assert learned.labels == (truth[id],)
 
 
 def test_a_proposed_class_that_the_fleet_takes_up_names_its_photos(
