@@ -22,7 +22,7 @@ from protofleet.contract.methods import METHOD_HELP, METHODS, Method, Value, clo
 from protofleet.contract.methods import method as find_method
 from protofleet.contract.mqtt.address import Address, parse_listen
 from protofleet.contract.names import listed
-from protofleet.contract.page.page_address import check_page_files, read_page
+from protofleet.contract.page.page_address import check_page_files, checked_page, read_page
 from protofleet.contract.privacy.sealing import HelperPublic, check_least, read_helper_public
 from protofleet.contract.settings.common import (
     BrokerSettings,
@@ -94,11 +94,6 @@ def _store(label: str, value: AnyPlace) -> Place:
 
 def _metrics(label: str, value: str) -> str:
     metrics_address(value)
-    return value
-
-
-def _page(label: str, value: str) -> str:
-    read_page(value, label)
     return value
 
 
@@ -381,7 +376,7 @@ class AggregateSettings(ServedSettings, Settings, command="aggregate"):
         str | None,
         Option(
             "Show the fleet in a browser. For this machine alone, or for a network: 0.0.0.0:8080.",
-            check=_page,
+            check=checked_page,
             metavar="[ADDRESS:]PORT",
             absent="none",
         ),

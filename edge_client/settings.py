@@ -11,7 +11,7 @@ from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP
 from protofleet.contract.identity.tokens import read_token
 from protofleet.contract.methods import LOAD_HELP
-from protofleet.contract.page.page_address import check_page_files, read_page
+from protofleet.contract.page.page_address import check_page_files, checked_page
 from protofleet.contract.printable import undisclosed
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
@@ -31,11 +31,6 @@ def _provider(label: str, value: str) -> str:
 
 def _size(label: str, value: str) -> str:
     read_size(value, label)
-    return value
-
-
-def _page(label: str, value: str) -> str:
-    read_page(value, label)
     return value
 
 
@@ -115,7 +110,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         Option(
             "Show the camera's photos in a browser, to be named; the policy has to allow it. For this machine alone, "
             "or for a network: 0.0.0.0:8080.",
-            check=_page,
+            check=checked_page,
             metavar="[ADDRESS:]PORT",
         ),
     ] = None

@@ -144,10 +144,6 @@ class FleetPage(Site):
     def title(self) -> str:
         return self._fleet
 
-    def state(self, visitor: Visitor) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads(self.first(visitor))
-        return found
-
     def first(self, visitor: Visitor) -> str:
         return self._news(-1)[1]
 

@@ -53,8 +53,7 @@ def page_alone(store: Place, fleet: str, at: str, files: tuple[str | None, str |
 
 @contextlib.contextmanager
 def _serving(page: FleetPage, at: str, files: tuple[str | None, str | None]) -> Iterator[None]:
-    certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
-    server = PageServer(read_page(at), page, certificate=certificate)
+    server = PageServer(read_page(at), page, certificate=files)
     page.start()
     server.start()
     try:

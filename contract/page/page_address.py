@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from protofleet.contract.errors import UsageError
 
-__all__ = ["PageAddress", "check_page_files", "read_page"]
+__all__ = ["PageAddress", "check_page_files", "checked_page", "read_page"]
 
 _FORM = re.compile(r"(?:(?P<host>[0-9.]+|\[[0-9a-fA-F:]+\]|localhost):)?(?P<port>[0-9]{1,5})")
 
@@ -45,6 +45,16 @@ def read_page(text: str, option: str = "--page") -> PageAddress:
     except ValueError:
         hint = f"{option} 8080, or {option} 0.0.0.0:8080 for your network"
         raise UsageError(option, expected="[ADDRESS:]PORT", got=text[:60], hint=hint) from None
+
+
+def checked_page(option: str, text: str) -> str:
+    """The text, if it is where a page can be.
+
+    Raises:
+        UsageError: it is not.
+    """
+    read_page(text, option)
+    return text
 
 
 def check_page_files(page: str | None, cert: str | None, key: str | None) -> None:

@@ -57,13 +57,15 @@ class PageServer:
     """The server of one page, in threads of its own.
 
     Args:
-        certificate: PEM files of a certificate and its key, for TLS.
+        certificate: PEM files of a certificate and its key, for TLS; both or none.
 
     Raises:
         UsageError: the port is taken, or the files are none.
     """
 
-    def __init__(self, address: PageAddress, site: Site, *, certificate: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, address: PageAddress, site: Site, *, certificate: tuple[str | None, str | None] = (None, None)
+    ) -> None:
         self.visitors = Visitors(needs_code=not address.is_local)
         try:
             self._server = _Server(address, site, self.visitors)
@@ -72,8 +74,9 @@ class PageServer:
                 "--page", expected="a free port of this machine", got=f"{address}: {error.strerror}"
             ) from None
         self._scheme = "http"
-        if certificate is not None:
-            self._server.context = _context(*certificate)
+        file, key = certificate
+        if file is not None and key is not None:
+            self._server.context = _context(file, key)
             self._scheme = "https"
         self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
 

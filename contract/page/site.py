@@ -6,7 +6,6 @@ has changed of it. What changes anything is a POST of JSON.
 
 from __future__ import annotations
 
-import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -55,20 +54,20 @@ class Site(ABC):
         """What the page is about."""
 
     @abstractmethod
-    def state(self, visitor: Visitor) -> Mapping[str, Any]:
-        """What the browser shows.
+    def first(self, visitor: Visitor) -> str:
+        """The state that the page comes with, as JSON.
 
         Raises:
             ProtofleetError: it cannot be read.
         """
 
-    def first(self, visitor: Visitor) -> str:
-        """The state that the page comes with, as JSON."""
-        return json.dumps(self.state(visitor))
-
+    @abstractmethod
     def event(self, visitor: Visitor, known: int) -> tuple[int, str]:
-        """What a browser is told that has the state of version `known`: the version that it has then, and JSON."""
-        return self.version, json.dumps(self.state(visitor))
+        """What a browser is told that has the state of version `known`: the version that it has then, and JSON.
+
+        Raises:
+            ProtofleetError: it cannot be read.
+        """
 
     def get(self, visitor: Visitor, path: str, query: Mapping[str, str]) -> Content | None:
         """What else there is to read; None where there is nothing."""

@@ -34,7 +34,7 @@ from protofleet.edge_client.cameras.sources import pictures_of
 from protofleet.edge_client.data.decode import Broken, Crop, Shape, decode_image, image_shape
 from protofleet.edge_client.data.samples import pixel_hash
 from protofleet.edge_client.journal.journal import FILE, read_kept
-from protofleet.edge_client.photos.kept_photo import NewPhoto
+from protofleet.edge_client.photos.kept_photo import NewPhoto, id_of
 from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.extractor import Extractor
@@ -203,8 +203,7 @@ class CameraAnswers:
         if version != self._version:
             self._version = version
             self._answer_anew(version)
-        id = pixel_hash(x).hex()[:12]
-        self.newest = Answered(id, photo.answer, photo.probability, photo.is_unknown)
+        self.newest = Answered(id_of(pixel_hash(x)), photo.answer, photo.probability, photo.is_unknown)
         self.taken, self.newest_s = self.taken + 1, time.time()
         self.on_photo()
 

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.graph_checks import check_graph
-from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS
-from protofleet.contract.errors import BundleError, UsageError
-from protofleet.edge_client.training.extractor import Extractor, checked
-from protofleet.edge_client.training.onnx_session import Running, open_session
+from protofleet.contract.errors import UsageError
+from protofleet.edge_client.training.extractor import Extractor
 
 __all__ = ["ALIKE", "PRECISIONS", "TRIED", "Int8Features", "int8_file"]
 
@@ -70,14 +68,13 @@ class Int8Features:
                 hint="export with --target, --precision int8 and --data",
             ) from None
         check_graph(graph, file.name, {})
-        self._name, self._shape, self._width = file.name, m.input_shape, m.features
         self._of = bundle.sha256
-        self._session: Running = open_session(graph, file.name, threads=threads)[0]
+        self._integer = Extractor(bundle, bundle.params, threads, whole=(file.name, graph))
         self._alike = self._tried = 0
         self._least = [np.inf, np.inf]  # seconds a photo: float, int8
         self._verdict: bool | None = None
         self._trying = threading.Lock()
-        self._run(np.zeros((1, *self._shape), np.uint8))  # a graph of other images or features ends here
+        self._integer.features(np.zeros((1, *m.input_shape), np.uint8))  # a graph of other images or features ends here
 
     @property
     def line(self) -> str:
@@ -104,14 +101,14 @@ class Int8Features:
             x = x[len(tried) :]
             if not len(x):
                 return tried
-            return np.concatenate([tried, self._run(x) if self._verdict else whole.features(x)])
-        return self._run(x) if self._verdict else whole.features(x)
+            return np.concatenate([tried, self._integer.features(x) if self._verdict else whole.features(x)])
+        return self._integer.features(x) if self._verdict else whole.features(x)
 
     def _try(self, x: NDArray[np.uint8], whole: Extractor, scores: Scores) -> NDArray[np.float32]:
         """Float's features of images that both forms are asked about; the last of them decides."""
         if not len(x):  # another thread has tried enough
-            return np.empty((0, self._width), np.float32)
-        exact, integer = self._timed(0, whole.features, x), self._timed(1, self._run, x)
+            return np.empty((0, whole.width), np.float32)
+        exact, integer = self._timed(0, whole.features, x), self._timed(1, self._integer.features, x)
         self._alike += int((scores(exact).argmax(axis=1) == scores(integer).argmax(axis=1)).sum())
         self._tried += len(x)
         if self._tried >= TRIED:
@@ -130,14 +127,3 @@ class Int8Features:
             out.append(run(x[row : row + 1]))
             self._least[form] = min(self._least[form], time.process_time() - start)
         return np.concatenate(out)
-
-    def _run(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Photo by photo: a run's memory grows with the photos in it."""
-        out = np.empty((len(x), self._width), np.float32)
-        for row in range(len(x)):
-            try:
-                (z,) = self._session.run(["z"], {"x": np.ascontiguousarray(x[row : row + 1])})
-            except ORT_ERRORS as error:
-                raise BundleError(self._name, expected="input x and output z of the bundle", got=error) from None
-            out[row] = checked(self._name, z, (1, self._width))[0]
-        return out

@@ -6,6 +6,7 @@ A tap is confirmed only when the label is on the disk (`edge_client/data/learned
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,12 @@ class DevicePage(Site):
             state = self._state
             self._show(visitor, state["pixels"])
         return {name: value for name, value in state.items() if name != "pixels"}
+
+    def first(self, visitor: Visitor) -> str:
+        return json.dumps(self.state(visitor))
+
+    def event(self, visitor: Visitor, known: int) -> tuple[int, str]:
+        return self.version, json.dumps(self.state(visitor))
 
     def get(self, visitor: Visitor, path: str, query: Mapping[str, str]) -> Content | None:
         """A photo, `/photo/ID.jpg`."""
@@ -221,12 +228,11 @@ class DevicePage(Site):
 
     def left_bytes(self) -> int:
         """How many bytes have left for the fleet."""
-        entries, _, _ = read_ledger(self._own.ledger_path)
-        return sum(entry.payload_bytes for entry in entries if entry.what not in BESIDE)
+        return sum(entry.payload_bytes for entry in _sent(read_ledger(self._own.ledger_path)[0]))
 
     def _left(self) -> dict[str, Any]:
         entries, _, terms = read_ledger(self._own.ledger_path)
-        sent = [entry for entry in entries if entry.what not in BESIDE]
+        sent = _sent(entries)
         return {
             "releases": len(sent),
             "bytes": sum(entry.payload_bytes for entry in sent),
@@ -252,6 +258,11 @@ class DevicePage(Site):
             "basis": self._own.basis(),
             "peak_rss_bytes": process_metrics.peak_rss_bytes(),
         }
+
+
+def _sent(entries: Sequence[Entry]) -> list[Entry]:
+    """What went to the fleet."""
+    return [entry for entry in entries if entry.what not in BESIDE]
 
 
 def _shown(photo: KeptPhoto, labels: dict[bytes, str]) -> dict[str, Any]:

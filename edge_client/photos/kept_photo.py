@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ID", "KeptPhoto", "NewPhoto", "id_in", "jpeg_of", "png_of"]
+__all__ = ["ID", "KeptPhoto", "NewPhoto", "id_in", "id_of", "jpeg_of", "png_of"]
 
 ID = re.compile(r"[0-9a-f]{12}")
 _NAMED = re.compile(r"(?:\d{8}T\d{6}\.\d{3}Z-)?([0-9a-f]{12})")
@@ -84,12 +84,17 @@ class KeptPhoto:
     @property
     def id(self) -> str:
         """By which a person names it."""
-        return self.pixels.hex()[:12]
+        return id_of(self.pixels)
 
     @property
     def answer_before(self) -> str:
         """What was answered before it could be learned: also where a label was taken back, and another one is given."""
         return self.answer if self.first_answer is None else self.first_answer
+
+
+def id_of(pixels: bytes) -> str:
+    """The id of the photo whose pixels have this hash."""
+    return pixels.hex()[:12]
 
 
 def id_in(name: str) -> str | None:

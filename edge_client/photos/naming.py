@@ -25,10 +25,12 @@ def name_photos(
         DataError: there is no such class, or one of the photos has left.
         StoreError: the disk refuses.
     """
-    ring.naming(photos)
+    ring.naming(photos, label)
     for photo in photos:
         learned.learn(example_of(ring.image(photo, "png"), manifest), label, answered=photo.answer_before)
         yield photo
+    if any(photo.proposed == label for photo in photos):
+        ring.named(photos)  # not before: what is killed on the way is done again
 
 
 def name_proposed(ring: PhotoRing, learned: LearnedFile, manifest: Manifest) -> int:
@@ -37,11 +39,13 @@ def name_proposed(ring: PhotoRing, learned: LearnedFile, manifest: Manifest) -> 
     Raises:
         StoreError: the disk refuses.
     """
-    named = 0
-    for label in manifest.labels:
-        photos = [photo for photo in ring.photos() if photo.proposed == label]
-        if photos:
-            named += sum(1 for _ in name_photos(ring, learned, manifest, photos, label))
-            what = counted(len(photos), "photo")
-            logger.info(f"{printable(label)} is a class now: the {what} that it was proposed for count as named")
-    return named
+    proposed: dict[str, list[KeptPhoto]] = {}
+    for photo in ring.photos():
+        if photo.proposed in manifest.labels:
+            proposed.setdefault(photo.proposed, []).append(photo)
+    for label, photos in proposed.items():
+        for _ in name_photos(ring, learned, manifest, photos, label):
+            pass
+        what = counted(len(photos), "photo")
+        logger.info(f"{printable(label)} is a class now: the {what} that it was proposed for count as named")
+    return sum(map(len, proposed.values()))

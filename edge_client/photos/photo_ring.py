@@ -122,16 +122,24 @@ class _Photos:
                 raise DataError(f"photo {photo.id}", expected="a photo that is kept", got="one that has left")
             return bytes(typed(row, bytes)[0])
 
-    def naming(self, photos: Sequence[KeptPhoto]) -> None:
-        """These photos are about to be named: they stay until the fleet has committed that. On the disk on return."""
+    def naming(self, photos: Sequence[KeptPhoto], label: str = "") -> None:
+        """These photos are about to be named: they stay until the fleet has committed that. On the disk on return.
+
+        A class that was proposed for them is no more proposed, unless it is this label: that stays until `named`.
+        """
         with self._writing() as db:
             (number,) = db.execute("UPDATE basis SET namings = namings + 1 RETURNING namings").fetchone()
             for photo in photos:
                 db.execute(
-                    "UPDATE photo SET waits = ?, aside = '', proposed = '',"
+                    "UPDATE photo SET waits = ?, aside = '', proposed = CASE proposed WHEN ? THEN proposed ELSE '' END,"
                     " first_answer = coalesce(first_answer, answer) WHERE pixels = ?",
-                    (number, photo.pixels),
+                    (number, label, photo.pixels),
                 )
+
+    def named(self, photos: Sequence[KeptPhoto]) -> None:
+        """These photos are examples of the class that was proposed for them."""
+        with self._writing() as db:
+            db.executemany("UPDATE photo SET proposed = '' WHERE pixels = ?", [(photo.pixels,) for photo in photos])
 
     def no_longer_named(self, photos: Sequence[KeptPhoto]) -> None:
         """The labels of these photos were taken back."""

@@ -360,6 +360,7 @@ def _spent(db: sqlite3.Connection) -> Spent:
         raise ValueError(f"{wrong} costs that are none")
     row = db.execute(
         "SELECT count(*), total(add_remove), total(replace), count(*) - count(add_remove), count(*) - count(replace)"
-        " FROM release WHERE what NOT IN ('shown', 'answer')"
+        f" FROM release WHERE what NOT IN ({', '.join('?' * len(BESIDE))})",
+        BESIDE,
     ).fetchone()
     return Spent(*row)

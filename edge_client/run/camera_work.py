@@ -100,9 +100,7 @@ def _call(listeners: list[Callable[[], None]]) -> None:
 def _serve(settings: ClientSettings, page: DevicePage, parts: contextlib.ExitStack) -> None:
     from protofleet.contract.page.page_server import PageServer
 
-    files = settings.page_cert, settings.page_key
-    certificate = None if files[0] is None or files[1] is None else (files[0], files[1])
-    server = PageServer(read_page(settings.page or ""), page, certificate=certificate)
+    server = PageServer(read_page(settings.page or ""), page, certificate=(settings.page_cert, settings.page_key))
     server.start()
     parts.callback(server.stop)
 

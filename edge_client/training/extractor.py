@@ -26,6 +26,7 @@ from protofleet.edge_client.training.trainer import Weights
 __all__ = ["BLOCK_SAMPLES", "Extractor", "GivenFeatures", "checked"]
 
 BLOCK_SAMPLES, BLOCK_NUMBERS = 512, 65_536  # whose features are taken at a time, at most: 51 of width 1,280
+Whole = tuple[str, bytes]
 RUN_PIXELS = 16_384  # of the photos that a run takes on the CPU: one of 128 × 128, sixteen of 32 × 32
 
 
@@ -37,6 +38,7 @@ class Extractor:
         params: weights by state-tensor name; those of the backbone are used.
         threads: within an operator.
         provider: where it runs.
+        whole: another graph of the same images and features, by its name, with its weights inside.
 
     Attributes:
         on_batch: called after each run over images.
@@ -47,13 +49,16 @@ class Extractor:
 
     on_batch: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
+    def __init__(
+        self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU, whole: Whole | None = None
+    ) -> None:
         m = self._manifest = bundle.manifest
         few = max(RUN_PIXELS // (m.input_shape[0] * m.input_shape[1]), 1)
         self._at_once = min(m.batch, few) if provider.name == "cpu" else m.batch
-        weights = {name: params[name] for name in bundle.manifest.weights}
+        weights = {name: params[name] for name in bundle.manifest.weights} if whole is None else {}
+        self._name, graph = whole or ("features.onnx", bundle.features)
         self._session, self._weights = open_session(
-            bundle.features, "features.onnx", threads=threads, weights=weights, provider=provider
+            graph, self._name, threads=threads, weights=weights, provider=provider
         )
 
     @property
@@ -85,8 +90,8 @@ class Extractor:
         try:
             (z,) = self._session.run(["z"], {"x": np.ascontiguousarray(x)})
         except ORT_ERRORS as error:
-            raise BundleError("features.onnx", expected="input x and output z", got=error) from None
-        return checked("features.onnx", z, (len(x), self.width))
+            raise BundleError(self._name, expected="input x and output z", got=error) from None
+        return checked(self._name, z, (len(x), self.width))
 
 
 class GivenFeatures(Extractor):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
 
 import numpy as np
 
@@ -176,7 +175,7 @@ def _summary(members: Sequence[LeftOut]) -> dict[str, float]:
     ours = [one.error for one in members]
     roofline = [abs(one.roofline_ms / one.row.ms - 1) for one in members]
     sheet = [abs(one.datasheet_ms / one.row.ms - 1) for one in members]
-    inside = [abs(log(one.ms / one.row.ms)) <= one.half for one in members]
+    inside = [scored(one) <= one.half for one in members]
     figures = {"rows": float(len(members)), "inside_80": float(np.mean(inside))}
     for name, errors in (("ours", ours), ("roofline", roofline), ("datasheet", sheet)):
         figures[f"{name}_median"] = float(np.median(errors))

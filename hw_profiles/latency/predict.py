@@ -239,7 +239,7 @@ def predict(
         layers_ms=layers_ms,
         rows=fit.rows,
         basis=_basis(fit, device),
-        support=_support(workload, forward, list(zip(demands, layers_ms.tolist(), strict=True)), fit, device),
+        support=_support(workload, forward, list(zip(demands, layers_ms.tolist(), strict=True)), fit, case, device),
         error=_error(case, setting),
         unmodelled=workload.unmodelled,
         demands=tuple(demands),
@@ -247,9 +247,13 @@ def predict(
 
 
 def _support(
-    workload: Workload, forward: Workload | None, priced: list[tuple[LayerDemand, float]], fit: Fit, device: Device
+    workload: Workload,
+    forward: Workload | None,
+    priced: list[tuple[LayerDemand, float]],
+    fit: Fit,
+    case: Case,
+    device: Device,
 ) -> Support:
-    case = case_of(fit.setting, device.name, fit.rows)
     operators = None
     if forward is not None:
         rates = device_rates(device, fit.setting.processor, fit.setting.precision, fit.setting.threads)

@@ -235,6 +235,21 @@ def test_what_was_kept_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
         assert db.execute("PRAGMA application_id").fetchone() == (KIND.application_id,)
 
 
+def test_a_proposal_stands_until_its_photos_are_examples_of_it(tmp_path: Path) -> None:
+    """A client that ends between the two makes up for it at its next start; another label ends the proposal at once."""
+    ring = PhotoRing(tmp_path, "net")
+    for number in (1, 2):
+        ring.keep(photo(number))
+    both = ring.photos()
+    ring.set_aside(both, "none", "boot")
+    ring.naming(both[:1], "boot")
+    ring.naming(both[1:], "shoe")
+    assert [kept.proposed for kept in ring.photos()] == ["boot", ""]
+    ring.named(both[:1])
+    assert [kept.proposed for kept in ring.photos()] == ["", ""]
+    ring.close()
+
+
 def test_an_answer_after_a_label_is_never_taken_for_one_before_it(tmp_path: Path) -> None:
     """Named, learned, answered anew by a head that knows it, taken back, named again: the first answer counts."""
     ring = PhotoRing(tmp_path, "net")
