@@ -213,7 +213,12 @@ class Settings(SumSettings):
     ] = None
     form: Annotated[
         str | None,
-        Option("Of FFC's head: ridge, or discriminant, for unequal classes.", check=_of_head, absent="ridge"),
+        Option(
+            "Of FFC's head: ridge (eq. 12); even, which prefers no class for its many samples; auto, which is even "
+            "where one class has twice the samples of another; or discriminant.",
+            check=_of_head,
+            absent="auto",
+        ),
     ] = None
     rule: Annotated[Rule, Option("How class means merge: " + ", ".join(RULES) + ".", check=_rule)] = "mean"
     encoding: Annotated[

@@ -30,7 +30,9 @@ def known(table: Iterable[Name], name: str, option: str, expected: str = "") -> 
     for each in table:
         if each == name:
             return each
-    raise UsageError(option, expected=expected or listed(table), got=name, hint=near_names(str(name), table))
+    raise UsageError(
+        option, expected=expected or listed(table), got=name or "nothing", hint=near_names(str(name), table)
+    )
 
 
 def named(table: Mapping[Name, Entry], name: str, option: str, expected: str = "") -> Entry:

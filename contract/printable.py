@@ -5,6 +5,7 @@
 - `undisclosed` tells only the length of a text. It is for text that could not be read as what it should be: a URL may
   hold a password anywhere until it has been read, and a password may look like anything.
 - `without_password` guards an error that names such a text by mistake, for example as a file.
+- `as_written` shows a value of a file that is not what was expected.
 - `keep_printable` is called once, when a process starts. From then on, a character that the terminal's encoding lacks
   is written as the nearest ASCII (a dash, three dots, a letter without its accent) or as its escape. It never raises.
 """
@@ -16,7 +17,15 @@ import re
 import unicodedata
 from typing import Any
 
-__all__ = ["counted", "keep_printable", "printable", "undisclosed", "undisclosed_if_url", "without_password"]
+__all__ = [
+    "as_written",
+    "counted",
+    "keep_printable",
+    "printable",
+    "undisclosed",
+    "undisclosed_if_url",
+    "without_password",
+]
 
 _NEAREST = {
     **dict.fromkeys("‐‑‒–—―−─━╌╴╶", "-"),
@@ -74,6 +83,18 @@ def without_password(text: str) -> str:
 def counted(number: int, thing: str, things: str = "") -> str:
     """A number of things in words: `1 device`, `2 devices`; `things` where an s is not enough."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def as_written(value: object, most: int = 80) -> str:
+    """What a file has, as an error shows it: at most so many letters, whatever it is.
+
+    Python writes no integer of more than 4,300 digits, which TOML may have in hexadecimal.
+    """
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of more than 4,300 digits"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:

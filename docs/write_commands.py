@@ -24,8 +24,9 @@ SUBCOMMANDS = {
         *("invite", "enrol", "revoke"),
     ),
     "pki": ("init", "device", "aggregator", "helper", "other", "revoke", "renew", "rotate-ca", "list"),
-    "lab": ("list", "run", "table", "results"),
+    "lab": ("list", "run", "compare", "table", "results"),
 }
+NESTED = SUBCOMMANDS | {name: tuple(command.below) for name, command in COMMANDS.items() if command.below}
 _HEAD = """# Commands
 
 Every command and option, as `--help` prints them; written by `python docs/write_commands.py`.
@@ -49,7 +50,7 @@ out; the file says where. What holds for one start only, such as `--take-over`, 
 
 def reference() -> str:
     """The whole page."""
-    names = [(name, *path) for name in COMMANDS for path in [(), *((sub,) for sub in SUBCOMMANDS.get(name, ()))]]
+    names = [(name, *path) for name in COMMANDS for path in [(), *((sub,) for sub in NESTED.get(name, ()))]]
     return _HEAD + "".join(f"\n## protofleet {' '.join(name)}\n\n```\n{help_of(*name)}\n```\n" for name in names)
 
 

@@ -16,7 +16,7 @@ from protofleet.contract.printable import undisclosed
 from protofleet.contract.settings.common import BrokerSettings, SpokenSettings, checked_device
 from protofleet.contract.settings.options import Option
 from protofleet.edge_client.cameras.camera import checked_crop, read_every
-from protofleet.edge_client.cameras.sources import CAMERA_HELP
+from protofleet.edge_client.cameras.sources import CAMERA_HELP, ON_MOTION_HELP
 from protofleet.edge_client.hardware.providers import PROVIDER_HELP, check_provider
 
 __all__ = ["FLEETS_BROKER", "ClientSettings"]
@@ -71,6 +71,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         str | None,
         Option("The part of the camera's pictures that counts, in pixels.", check=checked_crop, metavar="X,Y,W,H"),
     ] = None
+    on_motion: Annotated[bool, Option(ON_MOTION_HELP)] = False
     keep_photos: Annotated[
         str, Option("Disk for photos of the camera; the oldest leave.", check=_size, metavar="SIZE")
     ] = "64MiB"
@@ -95,6 +96,10 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     tell_drift: Annotated[
         bool | None,
         Option("Tell the aggregator how unlike earlier photos new ones are.", absent="without noise or helper"),
+    ] = None
+    tell_unknown: Annotated[
+        bool | None,
+        Option("Tell the aggregator which share of the camera's photos is unknown.", absent="without noise or helper"),
     ] = None
     activations: Annotated[
         int,
@@ -125,6 +130,10 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             metavar="BROKER",
             url=True,
         ),
+    ] = None
+    home_assistant_ca: Annotated[
+        str | None,
+        Option("PEM file of the authority that signed that broker.", absent="--ca, or the system's"),
     ] = None
     home_assistant_photo: Annotated[bool, Option("Publish the last photo there, too: it leaves this device.")] = False
     equal_answers: Annotated[
@@ -219,15 +228,23 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
             raise UsageError("--trust", expected="a public key file, or several", got="none", hint="no --trust at all")
         if self.crop is not None and self.camera is None:
             raise UsageError("--crop", expected="--camera, whose pictures it is of", got="none")
+        if self.on_motion and self.camera is None:
+            raise UsageError("--on-motion", expected="--camera, whose pictures it is about", got="none")
         if self.page is not None and self.camera is None:
             raise UsageError("--page", expected="--camera, whose photos it shows", got="none")
         if self.home_assistant is not None and self.camera is None and not self.remove_home_assistant:
             raise UsageError("--home-assistant", expected="--camera, whose answers it shows", got="none")
         if self.home_assistant is None and (
-            self.remove_home_assistant or self.home_assistant_photo or self.equal_answers > 1
+            self.remove_home_assistant
+            or self.home_assistant_ca is not None
+            or self.home_assistant_photo
+            or self.equal_answers > 1
         ):
             option = "--remove-home-assistant" if self.remove_home_assistant else "an option for Home Assistant"
             raise UsageError(option, expected="--home-assistant, its broker", got="none")
+        if self.home_assistant == FLEETS_BROKER and self.home_assistant_ca is not None:
+            expected = "a broker of your own, mqtts://HOST, in --home-assistant"
+            raise UsageError("--home-assistant-ca", expected=expected, got=FLEETS_BROKER, hint="--ca")
         check_page_files(self.page, self.page_cert, self.page_key)
         if self.test is not None and self.hold_out:
             raise UsageError(

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protofleet.contract.bundle.bundle_file import Manifest, read_bundle
+from protofleet.contract.bundle.class_names import check_names, check_typed
 from protofleet.contract.bundle.shipped_extractor import PHOTOS, photos_bundle
 from protofleet.contract.console.interrupt import interruptible
 from protofleet.contract.console.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
@@ -25,7 +26,6 @@ from protofleet.contract.methods import METHOD_HELP, Head
 from protofleet.contract.methods import method as known_method
 from protofleet.contract.names import known
 from protofleet.export.backbones.backbone_names import check_backbone_name, check_weights_name
-from protofleet.export.bundles.class_names import check_names
 from protofleet.export.bundles.extend import Extension, extend_bundle
 from protofleet.export.bundles.fleet_bundle import FleetBundle, fleet_bundle
 
@@ -205,7 +205,9 @@ def _added(text: str) -> list[str]:
         raise UsageError(
             "--classes with --extend", expected="+ before each new name", got=text, hint="--classes +hamster,+mouse"
         )
-    return [name[1:].strip() for name in names]
+    added = [name[1:].strip() for name in names]
+    check_typed(added, "--classes with --extend, after the first +")
+    return added
 
 
 def _tell_extension(extension: Extension, old: str, console: Console) -> None:
@@ -271,6 +273,7 @@ def _labels(text: str) -> list[str]:
     if len(names) < 2 or not all(names):
         raise UsageError("--classes", expected="a number, or names separated by commas", got=text, hint="cat,dog")
     check_names(names)
+    check_typed(names, hint="--extend BUNDLE, to which +NAME adds a class")
     return names
 
 

@@ -6,8 +6,11 @@ The data flow, and the files along it:
                 →  cycles, traffic  `accelerator`: on a systolic array              protofleet cost
                 →  memory           `memory`: of a step, and of our own process on a board
                 →  latency, energy  `latency`, `energy`: on a CPU or GPU, with the fit
+    a board     →  its device file  `calibration`, from small graphs that it ran        protofleet profile --calibrate
     a bundle    →  measured here    `devices.measure`, `devices.host`               protofleet profile
                 →  report           `reports`: as values, and as pages
+
+A fleet's bill, from all of these and from bytes on the wire, is made in `plan` (protofleet plan).
 
 Devices are data: `devices/*.toml`, read by `devices.schema`. Predictions need `onnx`, and measuring does not. See
 docs/hardware.md.

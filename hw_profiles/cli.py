@@ -8,17 +8,21 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from protofleet.contract.console.sizes import read_size
 from protofleet.contract.console.tables import show_table
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, load_method
 from protofleet.contract.names import listed
+from protofleet.contract.printable import printable
+from protofleet.hw_profiles.accelerator.chip import check_buildable, check_option, chip_of, in_words, resources_of
 from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
 from protofleet.hw_profiles.accelerator.round_cost import Setting
 from protofleet.hw_profiles.accelerator.rtl_files import rtl_array, write_rtl
 from protofleet.hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
-from protofleet.hw_profiles.accelerator.simulate import array_of, check_buildable
+from protofleet.hw_profiles.accelerator.simulate import array_of
 from protofleet.hw_profiles.devices.schema import find_device, load_devices
 from protofleet.hw_profiles.memory.liveness import batch_text
 from protofleet.hw_profiles.reports.cost_page import cost_page
@@ -33,7 +37,10 @@ __all__ = ["cost_command"]
 # arguments: each is an option, as typer reads them
 def cost_command(
     target: Annotated[
-        str, typer.Argument(metavar="F.bundle|BACKBONE", help="a bundle, or one of SphereFed's backbones")
+        str,
+        typer.Argument(
+            metavar="F.bundle|F.onnx|BACKBONE", help="a bundle, an ONNX file, or one of SphereFed's backbones"
+        ),
     ],
     device: Annotated[str, typer.Option(help="a device with a systolic array")] = "fpga-vc707-32x64",
     devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own")] = None,
@@ -46,6 +53,8 @@ def cost_command(
     rows: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
     cols: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
     mhz: Annotated[float | None, typer.Option(help="in place of the device's clock")] = None,
+    sram: Annotated[str | None, typer.Option(help="on-chip memory in place of the device's: 512KiB")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory in place of the device's")] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     samples: Annotated[int, typer.Option(help="local samples N in a round")] = 5_000,
     epochs: Annotated[int, typer.Option(help="local epochs in a round")] = 10,
@@ -54,7 +63,10 @@ def cost_command(
     scalesim_csv: Annotated[Path | None, typer.Option(help="write SCALE-Sim's topology of the step's products")] = None,
     rtl: Annotated[Path | None, typer.Option(help="write the array as Verilog with a test bench to a folder")] = None,
 ) -> None:
-    """What training and inference cost on a systolic-array accelerator: cycles, memory, traffic, by method."""
+    """What training and inference cost on a systolic-array accelerator: cycles, memory, traffic, by method.
+
+    Many arrays on one chip: protofleet cost sweep.
+    """
     for name, value in (("--samples", samples), ("--epochs", epochs)):
         if value < 1:
             raise UsageError(name, expected="a positive integer", got=value)
@@ -64,9 +76,20 @@ def cost_command(
         check_pages()
     board = find_device(device, load_devices(devices_file or ()))
     array = array_of(board, dataflow=dataflow, depthwise=depthwise, precision=precision)
-    changes = {name: value for name, value in (("rows", rows), ("cols", cols), ("mhz", mhz)) if value is not None}
-    array = replace(array, **changes)  # type: ignore[arg-type]
-    check_buildable(array, device)
+    given = {"rows": rows, "cols": cols, "mhz": mhz, "bandwidth": bandwidth}
+    for name, value in given.items():
+        if value is not None:
+            check_option(f"--{name}", value)
+    changes = {
+        "rows": rows,
+        "cols": cols,
+        "mhz": mhz,
+        "sram_bytes": None if sram is None else read_size(sram, "--sram", least="1KiB"),
+    }
+    changes["dram_bytes_per_s"] = None if bandwidth is None else bandwidth * 1e9
+    array = replace(array, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    chip = chip_of(board)
+    check_buildable(array, chip)
     verilog = rtl_array(array) if rtl is not None else None
     subject = load_subject(target, classes=classes, side=side, batch=batch)
     setting = Setting(samples, epochs, subject.batch)
@@ -78,16 +101,18 @@ def cost_command(
         text = topology_text(topology_rows(step_cost(subject, array).layers))
         write_text(scalesim_csv, text, option="--scalesim-csv")
     if rtl is not None and verilog is not None:
-        write_rtl(rtl, verilog)
+        write_rtl(rtl, verilog, takes=in_words(resources_of(array, chip), chip))
     _show(report, beside(json_file))
 
 
 def _show(report: dict[str, Any], console: Console) -> None:
     subject, inference, array = report["subject"], report["inference"], report["array"]
+    texts = (subject["name"], subject["source"], report["device"])
+    name, source, device = (escape(printable(text)) for text in texts)
+    console.print(f"[bold]{escape(printable(report['sentence']))}[/bold]", highlight=False)
     console.print(
-        f"[bold]{subject['name']}[/bold] ({subject['source']}), {subject['classes']} classes, batch "
-        f"{subject['batch']}, on "
-        f"[bold]{report['device']}[/bold]: {array['rows']}x{array['cols']} at {array['mhz']:g} MHz, "
+        f"[bold]{name}[/bold] ({source}), {subject['classes']} classes, batch {subject['batch']}, on "
+        f"[bold]{device}[/bold]: {array['rows']}x{array['cols']} at {array['mhz']:g} MHz, "
         f"{array['precision']}, "
         f"{array['dataflow']}, depthwise {array['depthwise']}"
     )
@@ -97,9 +122,8 @@ def _show(report: dict[str, Any], console: Console) -> None:
         f"{size(inference['dram_bytes'])} through DDR, {size(inference['memory']['peak_bytes'])} of memory (predicted)"
     )
     if subject["unmodelled"]:
-        console.print(
-            f"[yellow]not modelled[/yellow]: {', '.join(f'{op} x{n}' for op, n in subject['unmodelled'].items())}"
-        )
+        unmodelled = ", ".join(f"{op} x{n}" for op, n in subject["unmodelled"].items())
+        console.print(f"[yellow]not modelled[/yellow]: {escape(printable(unmodelled))}")
     if report["methods"]:
         show_table(console, _METHOD_COLUMNS, _method_rows(report), words=(0, 1))
         for row in report["calibration"]:

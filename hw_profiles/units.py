@@ -1,8 +1,10 @@
-"""How reports, tables and charts write a figure: bytes (powers of 1000), durations, shares."""
+"""How reports, tables and charts write a figure: bytes (powers of 1000), durations, shares; and a list of names."""
 
 from __future__ import annotations
 
-__all__ = ["nice_bytes", "nice_joules", "percent", "seconds_text", "size", "thousands", "time_text"]
+from collections.abc import Sequence
+
+__all__ = ["few", "nice_bytes", "nice_joules", "percent", "seconds_text", "size", "thousands", "time_text"]
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -53,3 +55,9 @@ def seconds_text(seconds: float) -> str:
 def thousands(number: float) -> str:
     """A whole number in groups of three, told apart by spaces: 10 000."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+def few(names: Sequence[str], most: int = 3, *, separator: str = ", ") -> str:
+    """The first of some names, and how many more there are: a, b, c and 4 more."""
+    more = len(names) - most
+    return separator.join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -7,6 +7,7 @@ whose body sets `name`.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 from protofleet.contract.methods import METHODS, Method, load_method, method
@@ -35,8 +36,9 @@ def check_method_name(name: str, option: str = "--method") -> str:
     return known((*METHODS, LOCAL, *algorithm_names()), name, option, "a method of the lab")
 
 
+@cache  # a table asks for each of its cells
 def algorithm_names() -> tuple[str, ...]:
-    """The names of `protofleet.lab.algorithms.ALGORITHMS`."""
+    """The names of `protofleet.lab.algorithms.ALGORITHMS`; read once."""
     bases: dict[str, list[str]] = {}
     named: dict[str, str | None] = {}
     for path in sorted(_FOLDER.glob("*.py")):

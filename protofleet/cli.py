@@ -22,8 +22,8 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -42,11 +42,16 @@ __all__ = ["COMMANDS", "main"]
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives (`module:name` of a function or a Typer app), the extra it needs, and its line of help."""
+    """Where a command lives (`module:name` of a function or a Typer app), the extra it needs, and its line of help.
+
+    Attributes:
+        below: commands whose names stand in the place of the first argument, as `sweep` in `cost sweep`.
+    """
 
     target: str
     extra: str | None
     summary: str
+    below: Mapping[str, str] = field(default_factory=dict)
 
 
 COMMANDS = {
@@ -63,10 +68,18 @@ COMMANDS = {
     "profile": Command(
         "protofleet.commands.profile:profile_command", None, "Latency, memory, energy on devices; --measure: here."
     ),
+    "plan": Command(
+        "protofleet.commands.plan:plan_command", "export", "A fleet's bill, and the cheapest choice that meets a goal."
+    ),
     "advise": Command(
         "protofleet.commands.advise:advise_command", None, "Measure on your photos which way gives what for its bytes."
     ),
-    "cost": Command("protofleet.hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
+    "cost": Command(
+        "protofleet.hw_profiles.cli:cost_command",
+        "export",
+        "Cycles and memory on a systolic array; cost sweep: on many.",
+        {"sweep": "protofleet.hw_profiles.sweep_cli:sweep_command"},
+    ),
     "broker": Command(
         "protofleet.aggregator.commands.aggregate_cli:broker_command", "broker", "Run the embedded MQTT broker."
     ),
@@ -116,6 +129,9 @@ COMMANDS = {
     ),
     "labels": Command(
         "protofleet.commands.labels:labels_command", None, "Say whether enough photos are named, class by class."
+    ),
+    "photos": Command(
+        "protofleet.commands.photos:photos_command", None, "Say which photos of its camera a device keeps; --erase."
     ),
     "learn": Command("protofleet.commands.learn:learn_command", None, "Teach a device a photo and its label."),
     "unlearn": Command("protofleet.commands.learn:unlearn_command", None, "Take a learned photo out again."),
@@ -197,14 +213,15 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _call(name: str, rest: list[str]) -> int:
-    app = _load(name)
+    below = rest[0] if rest and rest[0] in COMMANDS[name].below else None
+    app, shown = _load(name, below), f"{name} {below}" if below else name
     try:
-        result = app(rest, prog_name=f"protofleet {name}", standalone_mode=False)
+        result = app(rest[1:] if below else rest, prog_name=f"protofleet {shown}", standalone_mode=False)
     except Exception as error:
         # Typer carries its own copy of click since 0.17, so a usage error is known by what it offers, not by its class.
         if not hasattr(error, "format_message"):
             raise
-        raise _wrong_use(error, name, rest) from None
+        raise _wrong_use(error, shown, rest) from None
     return result if isinstance(result, int) else 0
 
 
@@ -246,8 +263,8 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
     return UsageError(f"{command}: {message}", hint=manual)
 
 
-def _load(name: str) -> typer.Typer:
-    target = _target(COMMANDS[name])
+def _load(name: str, below: str | None = None) -> typer.Typer:
+    target = _target(COMMANDS[name].target if below is None else COMMANDS[name].below[below])
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -255,8 +272,8 @@ def _load(name: str) -> typer.Typer:
     return app
 
 
-def _target(command: Command) -> Any:
-    module_name, attribute = command.target.split(":")
+def _target(place: str) -> Any:
+    module_name, attribute = place.split(":")
     return getattr(importlib.import_module(module_name), attribute)
 
 
@@ -305,7 +322,12 @@ def _complete() -> int:
     for name, command in COMMANDS.items():
         if name != named:
             whole.command(name, help=command.summary)(lambda: None)
-        elif isinstance(target := _target(command), typer.Typer):
+        elif below := next((word for word in words[2:3] if word in command.below), None):
+            parts = typer.Typer()
+            parts.command(below)(_target(command.below[below]))
+            parts.callback()(lambda: None)
+            whole.add_typer(parts, name=name)
+        elif isinstance(target := _target(command.target), typer.Typer):
             whole.add_typer(target, name=name)
         else:
             whole.command(name)(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,12 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 import shared
+from browser import Browser, chromium
 from edge_samples import FASHION_LABELS
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
 from protofleet.contract.console.logs import told
+from tests import costs
 
 _NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (  # folders, and files without their `.py`
@@ -39,18 +42,66 @@ LONG = (  # folders, and files without their `.py`
     "protofleet/test_silence",
 )
 
+FAST = (  # what needs no bundle, no broker, no database server and next to no process: `--fast` collects these alone
+    "aggregator/ingest/",
+    "aggregator/merging/test_ffc",
+    "aggregator/merging/test_merge_rules",
+    "aggregator/merging/test_methods",
+    "aggregator/merging/test_references",
+    "aggregator/rounds/",
+    "aggregator/screening/test_outliers",
+    "aggregator/screening/test_vouched",
+    "contract/heads/",
+    "contract/methods/",
+    "contract/settings/",
+    "contract/sums/",
+    "contract/wire/",
+    "docs/test_pages",
+    "edge_client/messages/test_outbox",
+    "edge_client/rounds/",
+    "hw_profiles/accelerator/test_chip",
+    "hw_profiles/accelerator/test_dram",
+    "hw_profiles/accelerator/test_memory_system",
+    "hw_profiles/accelerator/test_sweep",
+    "hw_profiles/accelerator/test_systolic",
+    "hw_profiles/devices/",
+)
+
+# Workers and the hundreds of processes that tests start read the same files: what one of them compiled the others find,
+# also where the environment tells Python to keep nothing, as images of containers often do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A shell starts what runs in its background with Ctrl-C ignored, and our children would inherit that: the tests that
 # interrupt one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="the fast part of the default run alone (CONTRIBUTING.md)")
+    parser.addoption("--costs", type=Path, help="append each test's processor seconds to this file (tests/costs.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--fast` no other file is even imported, which would take longer than those tests do."""
+    if not config.getoption("--fast") or collection_path.is_dir():
+        return None
+    return None if _place(collection_path).startswith(FAST) else True
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """One thread for torch: the networks are small, and on a busy machine threads wait for each other. For the same
     reason no example of a property has a deadline."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     hypothesis.settings.register_profile("protofleet", deadline=None)
     hypothesis.settings.load_profile("protofleet")
+    if (file := config.getoption("--costs")) is not None:
+        is_worker = hasattr(config, "workerinput")
+        if is_worker or not config.getoption("numprocesses", None):
+            config.pluginmanager.register(costs.Recorder(file.resolve()))
+        if not is_worker:
+            config.pluginmanager.register(costs.Table(file.resolve()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,6 +133,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: (not _place(item.path).startswith(LONG), item.path))
+
+
+def pytest_collection_finish() -> None:
+    shared.settle()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -140,6 +195,13 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 
 def pytest_sessionfinish() -> None:
     end_session()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, one for a file of tests."""
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture

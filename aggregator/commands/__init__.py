@@ -2,5 +2,5 @@
 
 `aggregate_cli` has `aggregate` and `broker`; `fleet_cli` and `fleet_keys_cli` have `fleet …` and `forget`;
 `fleet_status_cli` and `notices` have `status` and `watch`; `rollout_cli` has `rollout`.
-`solve_again` makes a head again from a store. `standing_suspects` looks for liars in a store.
+`solve_again` makes a head again from a store.
 """

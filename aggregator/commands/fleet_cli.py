@@ -16,15 +16,16 @@ from typing import Annotated, Any
 
 import typer
 
-from protofleet.aggregator.commands.standing_suspects import standing_suspects, sums_stand
 from protofleet.aggregator.database import PLACE, Place, bring_up, place_of, read_only
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
 from protofleet.aggregator.monitoring.device_table import EVENTS_OF_ONE, accuracy_of, device_events
 from protofleet.aggregator.overview.fleet_state import (
     accuracy_in_words,
     event_in_words,
+    gateway_in_words,
     heard_in_words,
     presence_in_words,
+    proposal_in_words,
     read_state,
     state_facts,
     state_in_lines,
@@ -40,6 +41,7 @@ from protofleet.aggregator.overview.fleet_text import (
     standing_in_words,
     when,
 )
+from protofleet.aggregator.overview.standing_suspects import standing_suspects, sums_stand
 from protofleet.aggregator.store.backup import WRITTEN_TO, back_up, restore
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.finding_tables import found_in_short, found_in_words
@@ -118,6 +120,7 @@ def list_command(store: StorePlace, json: JsonFile = None) -> int:
     intruders = [asdict(intruder) for intruder in known.intruders]
     forgotten, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": forgotten, "classes_drifting": drifting}
+    content |= {"classes_proposed": state.proposed, "gateways": state.gateways}
     write_json(json, content | {"intruders": intruders, "aggregator_runs": state.runs})
     columns = {
         "device": [printable(device) for device in records],
@@ -136,10 +139,14 @@ def list_command(store: StorePlace, json: JsonFile = None) -> int:
     columns = {name: cells for name, cells in columns.items() if name not in rare or any(cells)}
     text_columns = [index for index, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=text_columns)
+    for name, members in state.gateways.items():
+        _say(json, f"{printable(name)}: {gateway_in_words(members)}")
     for name, why in drifting.items():
         _say(json, f"drift suspected of class {name}: {why['now']:.1f} times as far, usually {why['usual']:.1f}")
     for intruder in known.intruders[:_INTRUDERS]:
         _say(json, intruder_in_words(intruder))
+    for name, by in list(state.proposed.items())[:_NEWEST]:
+        _say(json, f"{proposal_in_words(name, by)}; protofleet export --extend makes it one")
     if forgotten:
         _say(json, f"forgotten classes: {', '.join(forgotten)}; protofleet fleet admit --class NAME takes one in again")
     return 0

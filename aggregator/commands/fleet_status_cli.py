@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofleet.aggregator.commands.fleet_cli import SCHEMA, JsonFile, StorePlace
-from protofleet.aggregator.commands.notices import Notices, sender_of
+from protofleet.aggregator.commands.notices import Notices, senders_of
 from protofleet.aggregator.database import Place
 from protofleet.aggregator.overview.fleet_state import (
     Care,
@@ -32,7 +32,7 @@ from protofleet.aggregator.overview.fleet_state import (
 from protofleet.aggregator.overview.fleet_text import fleet_of
 from protofleet.aggregator.page.served_page import page_alone
 from protofleet.contract.console import durations, logs
-from protofleet.contract.errors import StoreError
+from protofleet.contract.errors import ProtofleetError
 from protofleet.contract.files.json_output import beside, write_json
 from protofleet.contract.page.page_address import check_page_files
 from protofleet.contract.printable import printable
@@ -95,7 +95,7 @@ def watch_command(
     check_page_files(page, page_cert, page_key)
     every_s = min(max(durations.seconds("--every", every), _LEAST_S), _MOST_S)
     console, failures = Console(), list[str]()
-    notices = Notices(dict(map(sender_of, notify or ())), failures.append)
+    notices = Notices(senders_of(notify or ()), failures.append)
     state = read_state(store)
     if page is not None:
         logs.set_up("text")
@@ -132,7 +132,7 @@ def _looks(store: Place, state: FleetState, notices: Notices, every_s: float) ->
         time.sleep(every_s)
         try:
             state, wrong = read_state(store), ""
-        except StoreError as error:  # a server that restarts: the page stays, and says so
+        except ProtofleetError as error:  # a server that restarts, a file that is put back: the page stays, says so
             wrong = printable(str(error))
 
 

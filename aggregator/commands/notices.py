@@ -10,6 +10,7 @@ A further way is its line in `SENDERS`. A URL may hold a password: no error and 
 from __future__ import annotations
 
 import json
+import re
 import smtplib
 import socket
 import time
@@ -30,12 +31,13 @@ from protofleet.contract.mqtt.link import Link, client_id
 from protofleet.contract.names import listed
 from protofleet.contract.printable import counted, printable, undisclosed
 
-__all__ = ["PACE_S", "SENDERS", "Notice", "Notices", "Sender", "sender_of"]
+__all__ = ["PACE_S", "SENDERS", "Notice", "Notices", "Sender", "sender_of", "senders_of"]
 
 PACE_S = 60.0
 SCHEMA = "protofleet.notice/1"
 _PATIENCE_S = 10.0
 _LINES = 50
+_ADDRESS = re.compile(r"""[^\s@.,:;<>"()[\]\\]+(\.[^\s@.,:;<>"()[\]\\]+)*@[^\s@,:;<>"()[\]\\]+""")
 _OWN = "pf"  # the topics of fleets
 
 
@@ -122,6 +124,23 @@ class Notices:
                 self._is_down.discard(name)
 
 
+def senders_of(urls: Iterable[str]) -> dict[str, Sender]:
+    """What sends to each place, by what it is called in a log line; those that would be called the same are numbered.
+
+    Raises:
+        UsageError: one is no such URL.
+    """
+    found: dict[str, Sender] = {}
+    for url in dict.fromkeys(urls):
+        name, send = sender_of(url)
+        called, number = name, 1
+        while called in found:
+            number += 1
+            called = f"{name} ({number})"
+        found[called] = send
+    return found
+
+
 def sender_of(url: str) -> tuple[str, Sender]:
     """What a place is called in a log line, without a password, and what sends to it.
 
@@ -135,21 +154,38 @@ def sender_of(url: str) -> tuple[str, Sender]:
     return make(url)
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """What is redirected did not arrive: the other address would be asked for a page, without the notice."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name can be looked up."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
 def _webhook(url: str) -> tuple[str, Sender]:
     try:
         parts = urlsplit(url)
-        name, is_whole = f"{parts.scheme}://{parts.hostname}", bool(parts.hostname) and parts.username is None
+        name, is_whole = f"{parts.scheme}://{parts.hostname}", _is_host(parts.hostname or "") and parts.username is None
         _ = parts.port
     except ValueError:
         name, is_whole = "", False
     if not is_whole or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError("--notify", expected="https://HOST[:PORT]/PATH, without a user", got=undisclosed(url))
 
+    opener = urllib.request.build_opener(_NoRedirect)
+
     def send(notice: Notice) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "protofleet"}
         request = urllib.request.Request(url, data=notice.to_json(), headers=headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            with opener.open(request, timeout=_PATIENCE_S) as answer:
                 answer.read(1)
         except HTTPException as error:
             raise OSError(f"no HTTP: {type(error).__name__}") from None
@@ -187,8 +223,8 @@ def _mail(url: str) -> tuple[str, Sender]:
     to, given = unquote(parts.path), {name: values[-1] for name, values in parse_qs(parts.query).items()}
     host, _, port = given.pop("server", "localhost").partition(":")
     sender = given.pop("from", f"protofleet@{socket.gethostname()}")
-    is_whole = to.count("@") == 1 and to.isprintable() and not set(to) & set(' ,;<>"') and sender.isprintable()
-    if not is_whole or given or not host or not (port or "25").isdecimal() or int(port or 25) > 65_535:
+    is_whole = all(map(_ADDRESS.fullmatch, (to, sender))) and f"{to}{sender}".isprintable() and _is_host(host)
+    if not is_whole or given or not (port or "25").isdecimal() or int(port or 25) > 65_535:
         expected = "mailto:NAME@HOST[?server=HOST[:PORT]&from=NAME@HOST]"
         raise UsageError("--notify", expected=expected, got=undisclosed(url))
 

@@ -45,6 +45,7 @@ from protofleet.contract.errors import WireError
 from protofleet.contract.methods import method as method_of
 from protofleet.contract.privacy.mechanism import Mechanism
 from protofleet.contract.privacy.noised_sums import SumNoise
+from protofleet.contract.sums.factor import COARSEST
 from protofleet.contract.sums.plausibility import INT8_STEPS, LARGEST_NORM, improbable, row_norms
 from protofleet.contract.sums.statistics import FeatureGram, Participation
 from protofleet.contract.wire.encodings import ENCODINGS, encoding_of
@@ -112,6 +113,7 @@ class Terms:
         withheld: the numbers of the forgotten classes.
         blinded: what a share must be, unless a device abstains; None in open rounds.
         devices: how many devices a contribution is for; each of them may have `max_samples`.
+        rounded: by how much the factors of these devices may have raised a trace, a share of the samples.
     """
 
     encoding: Encoding = "f64"
@@ -124,6 +126,7 @@ class Terms:
     withheld: tuple[int, ...] = ()
     blinded: ShareTerms | None = None
     devices: int = 1
+    rounded: float = 0.0
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -151,7 +154,7 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         return
     if message.devices:  # of a gateway: held to what devices are, all of them together
         plain = message.plain(method_of(message.method).statistic, classes, width)
-        together = replace(terms, devices=message.devices)
+        together = replace(terms, devices=message.devices, rounded=COARSEST)
         check_content(plain, together, bundles=bundles, classes=classes, width=width)
         return
     if terms.blinded is not None:
@@ -174,7 +177,7 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         if factor is not None and not factor.is_fine(message.samples):
             expected = "a finer one, or the triangle: its rounding may add to the trace"
             raise WireError("factor", expected=expected, got=f"units of 2^-{factor.bits}")
-        rounded = 0.0 if factor is None else factor.slack(message.samples)
+        rounded = terms.rounded * message.samples if factor is None else factor.slack(message.samples)
         check_sums(statistic, _coarser(message, terms.encoding), rounded)
         return
     for field, sent in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):

@@ -8,9 +8,11 @@
    long is followed by a rest that is many times as long, so that it never takes more than a small share of the time.
 3. What happens goes into a log. It keeps the newest `EVENTS` entries, and the newest `EVENTS_OF_ONE` of one device. It
    takes `EVENTS_AT_ONCE`, as when a whole fleet connects, but no more than `EVENTS_A_SECOND` for long: neither a device
-   that comes and goes nor a flood of invented names pushes all others out.
+   that comes and goes nor a flood of invented names pushes all others out. One device has `ONES_AT_ONCE` of them, and
+   one each `_ONES_EACH_S` for long, so what happens to others has room while it floods.
 
-All times are the aggregator's. A device's own clock plays no part. What devices say is kept as `printable` text.
+All times are the aggregator's. A device's own clock decides nothing; how far it is off when a birth comes is one of its
+figures. What devices say is kept as `printable` text.
 
 Only who leads writes these tables. Another process of the same store (`leads` is false) has no rows: it notes what it
 took, and sends that to who leads as a letter, a row of the store that the leader reads and deletes. Such notes are
@@ -30,17 +32,20 @@ from typing import Any
 
 from protofleet.aggregator.database import Connection, Database, upsert
 from protofleet.aggregator.rounds.round_machine import MAX_DEVICES
+from protofleet.contract.conditions import CLOCK, CONDITIONS, DISK_FREE
 from protofleet.contract.printable import printable
 from protofleet.contract.wire.messages import Status
 from protofleet.contract.wire.rollout_messages import APART
 
 __all__ = [
+    "CLOCK_AHEAD",
     "COUNT_S",
     "EVENTS",
     "EVENTS_AT_ONCE",
     "EVENTS_A_SECOND",
     "EVENTS_OF_ONE",
     "KEEP_S",
+    "ONES_AT_ONCE",
     "SETTLE_S",
     "Device",
     "DeviceEvent",
@@ -56,14 +61,18 @@ _REST, _COUNT_REST = 20.0, 200.0  # times as long as writing took
 SETTLE_S = 120.0  # after a connection: by then a living device has connected again, or its birth is retained
 EVENTS, EVENTS_OF_ONE = 20_000, 200
 EVENTS_AT_ONCE, EVENTS_A_SECOND = 2_000, 1.0
+ONES_AT_ONCE, _ONES_EACH_S = 50, 60.0  # of one device
 _LEFT_OUT_S = 60.0  # between two entries that say how many there was no room for
 _REFUSED_AGAIN_S = 3_600.0  # between two entries of one device for the same reason
 _LETTERS = 256  # that wait for somebody who leads
 _ROWS = 128  # in one statement: a server is asked once for so many
 _PACKAGES = ("protofleet", "python", "onnxruntime", "numpy", "paho-mqtt")
 _FIGURES = ("rss_bytes", "peak_rss_bytes", "train_step_ms", "samples_new")
+_SHARES = ("unknown_share",)  # figures of 0 to 1
+CLOCK_AHEAD = "clock_ahead_s"  # a figure of ours: by how much a device's clock differed when its birth came
 _PROFILED = "profile_"  # how the figures of `profile --measure` begin
 _LONGEST_REASON = 200
+_LARGEST = 1e18  # of a figure: more bytes or seconds has no device, and rounding it, or writing it out, makes no sense
 
 
 @dataclass(slots=True)
@@ -83,12 +92,16 @@ class Device:
         apart: why it takes no part in what is announced; empty where it does.
         software: versions by package.
         figures: what it measured of itself, by name: memory, the time of a training step, new samples, and what
-            `profile --measure` had measured. A device that has an ε says none of the first four.
+            `profile --measure` had measured. `unknown_share` is the share of its camera's photos that were unlike all
+            classes. `clock_ahead_s` is how far its clock was ahead of ours when its last birth came; what it says of
+            disk and certificate has the names of `contract/conditions.py`. A device that has an ε says none of these
+            but the times of `profile --measure`.
+        proposed: classes that its owner has proposed, as `printable` text, and for how many photos.
         up_bytes, down_bytes: payloads of its messages, and of what was published for it, or for all while it was
             online; in total.
         refused: how many of its messages were refused.
         refusal, refused_at: why and when the last one was.
-        members: of how many devices the last sums were, for a gateway; 0 for a device.
+        members: of how many devices the last sums were, for a gateway; 0 for a device, and for a gateway with nobody.
     """
 
     first_seen: float
@@ -102,6 +115,7 @@ class Device:
     apart: str = ""
     software: dict[str, str] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
+    proposed: dict[str, int] = field(default_factory=dict)
     up_bytes: int = 0
     down_bytes: int = 0
     refused: int = 0
@@ -127,7 +141,7 @@ class DeviceEvent:
 
 _COUNTS = ("heard_at", "up_bytes", "down_bytes")  # the columns of `device_count`
 _COLUMNS = tuple(each.name for each in fields(Device) if each.name not in _COUNTS)  # those of `device`
-_JSON = ("software", "figures")
+_JSON = ("software", "figures", "proposed")
 
 
 class DeviceTable:
@@ -153,9 +167,11 @@ class DeviceTable:
             row.confirmed = False
         self._instances: dict[str, bytes] = {}
         self._changed, self._counted = set[str](), set[str]()
+        self._spoke = set[str]()  # who has sent sums since the last letter
         self._events: list[DeviceEvent] = []
         self._left_out, self._left_out_at = 0, float("-inf")
         self._room, self._room_at = float(EVENTS_AT_ONCE), float("inf")  # for entries
+        self._ones: dict[str, tuple[float, float]] = {}  # of a device: room for its entries, and at which moment
         self._retained = set[str]()  # whose birth the broker retained, on this connection
         self._for_all_bytes = 0  # published for all since the last `keep`
         self._settle_at: float | None = None
@@ -205,7 +221,7 @@ class DeviceTable:
             return
         self._retained.add(device)
         self._instances[device] = status.instance
-        self._tell(device, row, status, at)
+        self._tell(device, row, status, at, is_news=is_news)
         if not row.online:
             row.online, row.since, row.confirmed = True, at, False
             if not is_new:  # "first seen" says it
@@ -220,6 +236,10 @@ class DeviceTable:
             return
         self._instances.pop(device, None)
         self._retained.discard(device)
+        free = status.metrics.get(DISK_FREE)
+        if free is not None and abs(free) <= _LARGEST and free != row.figures.get(DISK_FREE):
+            row.figures = {**row.figures, DISK_FREE: free}
+            self._changed.add(device)
         if row.online:
             self._goes(device, row, at, "silent" if is_ours else "gone")
 
@@ -228,12 +248,19 @@ class DeviceTable:
         self._changed.add(device)
         self._note(at, device, what, detail)
 
-    def _tell(self, device: str, row: Device, status: Status, at: float) -> None:
-        """What a birth says of its device."""
-        versions, metrics = status.versions, status.metrics
+    def _tell(self, device: str, row: Device, status: Status, at: float, *, is_news: bool) -> None:
+        """What a birth says of its device. One that was retained says nothing of the clock as it is."""
+        versions, metrics = status.versions, _possible(status.metrics)
         software = {name: printable(versions[name]) for name in _PACKAGES if name in versions}
         bundle, apart = printable(versions.get("bundle", "")), printable(versions.get(APART, ""))
         figures = {name: value for name, value in metrics.items() if name in _FIGURES or name.startswith(_PROFILED)}
+        figures |= {name: metrics[name] for name in _SHARES if 0 <= metrics.get(name, -1.0) <= 1}
+        figures |= {name: metrics[name] for name in CONDITIONS if name in metrics and name != CLOCK}
+        if is_news and CLOCK in metrics:
+            figures[CLOCK_AHEAD] = metrics[CLOCK] - at
+        elif not is_news and CLOCK_AHEAD in row.figures and status.boot == row.boot:
+            figures[CLOCK_AHEAD] = row.figures[CLOCK_AHEAD]
+        proposed = {printable(name): photos for name, photos in (status.proposed or {}).items()}
         if row.boot and status.boot != row.boot:
             self._note(at, device, "started", f"boot {status.boot}")
         if row.bundle and bundle != row.bundle:
@@ -244,16 +271,23 @@ class DeviceTable:
         if apart and apart != row.apart:
             self._note(at, device, "apart", apart)
         row.boot, row.board, row.bundle, row.apart = status.boot, printable(status.profile), bundle, apart
-        row.software, row.figures = software, figures
+        row.software, row.figures, row.proposed = software, figures, proposed
 
     def decided(
-        self, device: str, size_bytes: int, at: float, *, refusal: str = "", members: int = 0, is_refused: bool = False
+        self,
+        device: str,
+        size_bytes: int,
+        at: float,
+        *,
+        refusal: str = "",
+        members: int | None = None,
+        is_refused: bool = False,
     ) -> None:
         """A message that is the device's own was decided on.
 
         Args:
             refusal: why it was refused; empty where it was not.
-            members: of how many devices its sums are, for a gateway.
+            members: of how many devices its sums are, for a gateway; 0 for a device; None where it brought no sums.
             is_refused: as for `status`.
         """
         row = self._rows.get(device) or self._row(device, at, is_refused=is_refused)
@@ -266,9 +300,11 @@ class DeviceTable:
         if row.online and not row.confirmed:
             row.confirmed = True
             self._changed.add(device)
-        if members and members != row.members:
-            row.members = members
-            self._changed.add(device)
+        if members is not None:
+            self._spoke.add(device)
+            if members != row.members:
+                row.members = members
+                self._changed.add(device)
         if refusal:
             self._refuse(device, row, refusal, at)
 
@@ -319,7 +355,8 @@ class DeviceTable:
         """Its rows were removed."""
         self._rows.pop(device, None)
         self._instances.pop(device, None)
-        for names in (self._changed, self._counted, self._retained):
+        self._ones.pop(device, None)
+        for names in (self._changed, self._counted, self._retained, self._spoke):
             names.discard(device)
         self._events = [event for event in self._events if event.device != device]
 
@@ -334,10 +371,14 @@ class DeviceTable:
     def _note(self, at: float, device: str, what: str, detail: str = "") -> None:
         if not self._leads:
             return
-        if self._room < 1:
+        ones, ones_at = self._ones.get(device, (float(ONES_AT_ONCE), self._room_at))
+        since_s = self._room_at - ones_at if self._room_at > ones_at else 0.0
+        ones = min(float(ONES_AT_ONCE), ones + since_s / _ONES_EACH_S)
+        if self._room < 1 or ones < 1:
             self._left_out += 1
         else:
             self._room -= 1
+            self._ones[device] = (ones - 1, self._room_at)
             self._events.append(DeviceEvent(at, device, what, detail))
 
     # ── what becomes durable ────────────────────────────────────────────────────────────────────────────────────────
@@ -364,6 +405,7 @@ class DeviceTable:
         for letter in letters:
             self._read_letter(letter, at, refused)
         self._settle(now, at)
+        self._spoke.clear()
         self._count(refused)
         self._make_room(now, at)
         if self._for_all_bytes:
@@ -391,6 +433,11 @@ class DeviceTable:
             self._left_out, self._left_out_at = 0, now + _LEFT_OUT_S
         self._room = min(EVENTS_AT_ONCE, self._room + EVENTS_A_SECOND * max(0.0, now - self._room_at))
         self._room_at = now
+        self._ones = {
+            device: (room, now if at > now else at)  # none was known before the first turn
+            for device, (room, at) in self._ones.items()
+            if now - at < ONES_AT_ONCE * _ONES_EACH_S
+        }
 
     def _count(self, refused: Collection[str]) -> None:
         gone = [device for device, row in self._rows.items() if not row.online]
@@ -423,8 +470,9 @@ class DeviceTable:
     def _send_letter(self) -> None:
         if not self._rows:
             return
+        members = {device: row.members if device in self._spoke else None for device, row in self._rows.items()}
         letter = {
-            device: [row.up_bytes, row.down_bytes, row.refused, row.refusal, row.members, row.heard_at is not None]
+            device: [row.up_bytes, row.down_bytes, row.refused, row.refusal, members[device], row.heard_at is not None]
             for device, row in self._rows.items()
         }
         with self._transaction() as db:
@@ -433,9 +481,8 @@ class DeviceTable:
                 "DELETE FROM device_letter WHERE id NOT IN (SELECT id FROM device_letter ORDER BY id DESC LIMIT ?)",
                 (_LETTERS,),
             )
-        self._rows.clear()
-        self._changed.clear()
-        self._counted.clear()
+        for each in (self._rows, self._changed, self._counted, self._spoke):
+            each.clear()
 
     def _take_letters(self) -> list[dict[str, list[Any]]]:
         with self._disk():
@@ -458,6 +505,11 @@ class DeviceTable:
             self._counted.add(device)
             if refusals:
                 self._refuse(device, row, refusal, at, refusals)
+
+
+def _possible(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures that a device can have."""
+    return {name: value for name, value in figures.items() if abs(value) <= _LARGEST}
 
 
 def _cells(row: Device, columns: Sequence[str]) -> Iterator[Any]:
@@ -541,7 +593,8 @@ def _device(cells: dict[str, Any]) -> Device | None:
         row.up_bytes, row.down_bytes = int(row.up_bytes or 0), int(row.down_bytes or 0)
         row.board, row.bundle, row.apart, row.refusal = map(str, (row.board, row.bundle, row.apart, row.refusal))
         row.software = {str(name): str(text) for name, text in row.software.items()}
-        row.figures = {str(name): float(value) for name, value in row.figures.items()}
+        row.figures = _possible({str(name): float(value) for name, value in row.figures.items()})
+        row.proposed = {str(name): int(photos) for name, photos in row.proposed.items()}
     except (TypeError, ValueError, AttributeError, RecursionError):
         return None
     return row

@@ -9,15 +9,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from protofleet.aggregator.database import AnyPlace, is_taken
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
 from protofleet.aggregator.monitoring.device_table import Device, DeviceEvent, DeviceReader
+from protofleet.aggregator.overview.conditions import (
+    certificate_care,
+    clock_care,
+    conditions_in_lines,
+    disk_care,
+)
 from protofleet.aggregator.overview.fleet_text import Known, drift_in_short, read_known
-from protofleet.aggregator.store.finding_tables import found_in_short
+from protofleet.aggregator.store.finding_tables import found_in_words
 from protofleet.aggregator.store.schema import KIND
 from protofleet.contract.console.durations import in_words
 from protofleet.contract.printable import counted, printable
@@ -29,8 +35,10 @@ __all__ = [
     "accuracy_in_words",
     "ago",
     "event_in_words",
+    "gateway_in_words",
     "heard_in_words",
     "presence_in_words",
+    "proposal_in_words",
     "read_state",
     "state_facts",
     "state_in_lines",
@@ -39,6 +47,7 @@ __all__ = [
 
 GONE_S = 600.0  # a device that is away for less may be starting
 REFUSED_S = 86_400.0
+_PROPOSERS = 5  # devices that are named
 SLOWER = 1.5  # times as long as `profile --measure` has found
 RUNBOOK = "docs/runbook.md"
 
@@ -71,11 +80,13 @@ class FleetState:
         at: that moment, seconds since the epoch.
         runs: whether an aggregator has the store. If not, nobody knows who is online.
         known: what the store knows.
+        contradicted: devices whose standing sums others contradict, and why, where they were compared.
     """
 
     at: float
     runs: bool
     known: Known
+    contradicted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices(self) -> Mapping[str, Device]:
@@ -93,9 +104,37 @@ class FleetState:
                 found.append(Care(intruder.device, "intruder", f"intruder: {intruder.reason}"))
         return found
 
+    @cached_property
+    def proposed(self) -> dict[str, dict[str, int]]:
+        """The classes that devices propose, and for how many photos each: of most devices first, then of most photos,
+        and its devices likewise. What a device says of which nothing is taken does not count."""
+        found: dict[str, dict[str, int]] = {}
+        for device, row in self.devices.items():
+            for name, photos in row.proposed.items() if device not in self.known.out else ():
+                found.setdefault(name, {})[device] = photos
+        order = sorted(found, key=lambda name: (-len(found[name]), -sum(found[name].values()), name))
+        return {name: dict(sorted(found[name].items(), key=lambda by: (-by[1], by[0]))) for name in order}
+
+    @cached_property
+    def gateways(self) -> dict[str, int]:
+        """The gateways, and of how many devices the newest sums of each are. Their names stay on its site."""
+        out = self.known.out
+        return {device: row.members for device, row in self.devices.items() if row.members and device not in out}
+
     @property
     def online(self) -> int:
         return sum(row.online for row in self.devices.values())
+
+    @cached_property
+    def just_gone(self) -> dict[str, Device]:
+        """The devices that are away, and not for so long that they need care: they may be starting."""
+        if not self.runs:
+            return {}
+        return {
+            device: row
+            for device, row in self.devices.items()
+            if not row.online and device not in self.known.out and self.at - row.since < GONE_S
+        }
 
     @property
     def sentence(self) -> str:
@@ -104,10 +143,14 @@ class FleetState:
         if not self.devices and self.runs:
             return "No device has been heard yet."
         cares = self.cares
+        away = len(self.just_gone)
         unsure = sum(row.online and not row.confirmed for row in self.devices.values())
         present = f"{self.online} online" + (f", {unsure} of them not heard yet" if unsure else "")
+        present += f", {away} gone for less than {in_words(GONE_S)}" if away else ""
         if not self.runs:
             present = "nobody knows who is online"
+        if self.gateways:
+            present += f", {sum(self.gateways.values()):,} more behind {counted(len(self.gateways), 'gateway')}"
         round = self.known.newest_round
         rounds = "" if round is None else f"; round {round.number} ({round.method}) is {round.word}"
         if not cares:
@@ -128,9 +171,11 @@ def read_state(store: AnyPlace) -> FleetState:
     return FleetState(time.time(), is_taken(store, KIND), known)
 
 
-def state_of(store: AnyPlace, runs: bool, devices: DeviceReader) -> FleetState:
-    """As `read_state`, again and again, where it is known whether an aggregator runs."""
-    return FleetState(time.time(), runs, read_known(store, devices.read))
+def state_of(
+    store: AnyPlace, runs: bool, devices: DeviceReader, contradicted: Mapping[str, str] | None = None
+) -> FleetState:
+    """As `read_state`, again and again, where it is known whether an aggregator runs, and who is contradicted."""
+    return FleetState(time.time(), runs, read_known(store, devices.read), contradicted or {})
 
 
 # ── reasons for care ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,7 +184,28 @@ def state_of(store: AnyPlace, runs: bool, devices: DeviceReader) -> FleetState:
 def _gone(state: FleetState, device: str, row: Device) -> str:
     if not state.runs or row.online or state.at - row.since < GONE_S or device in state.known.out:
         return ""
+    if any(reason_of(state, device, row) for reason_of in (_certificate, _disk)):
+        return ""  # which say for how long
     return f"gone for {ago(state.at, row.since)}, last heard {_when_heard(state.at, row)}"
+
+
+def _certificate(state: FleetState, device: str, row: Device) -> str:
+    care = "" if device in state.known.out else certificate_care(row.figures, state.at)
+    return _of_gone(state, row, care)
+
+
+def _disk(state: FleetState, device: str, row: Device) -> str:
+    care = "" if device in state.known.out else disk_care(row.figures, online=row.online)
+    return _of_gone(state, row, care)
+
+
+def _of_gone(state: FleetState, row: Device, why: str) -> str:
+    """Why a device is gone, with for how long."""
+    return f"gone for {ago(state.at, row.since)}: {why}" if why and state.runs and not row.online else why
+
+
+def _clock_is_wrong(state: FleetState, device: str, row: Device) -> str:
+    return "" if device in state.known.out else clock_care(row.figures)
 
 
 def _apart(state: FleetState, device: str, row: Device) -> str:
@@ -161,7 +227,11 @@ def _left_out(state: FleetState, device: str, row: Device) -> str:
     finding = state.known.findings.get(device)
     if finding is None or finding["verdict"] != "left out" or state.known.newest_round is None:
         return ""
-    return found_in_short(finding) if finding["round"] >= state.known.newest_round.number - 1 else ""
+    return found_in_words(finding) if finding["round"] >= state.known.newest_round.number - 1 else ""
+
+
+def _contradicts(state: FleetState, device: str, row: Device) -> str:
+    return "" if device in state.known.out else state.contradicted.get(device, "")
 
 
 def _rollout(state: FleetState, device: str, row: Device) -> str:
@@ -171,7 +241,17 @@ def _rollout(state: FleetState, device: str, row: Device) -> str:
 
 def _old_bundle(state: FleetState, device: str, row: Device) -> str:
     number, newest = _version(row.bundle), state.known.newest_bundle
-    return f"runs bundle {row.bundle}, others {newest}" if number is not None and number < newest else ""
+    if number is None or number >= newest or _goes_over(state, device, newest):
+        return ""
+    return f"runs bundle {row.bundle}, others {newest}"
+
+
+def _goes_over(state: FleetState, device: str, newest: int) -> bool:
+    """Whether a roll-out of that version has not come to a device, or has only just, and it has not refused it."""
+    rollout = state.known.rollout
+    if rollout is None or rollout.plan.version != newest or _rollout(state, device, state.devices[device]):
+        return False
+    return not rollout.is_in(device) or state.at - rollout.since < GONE_S
 
 
 def _slow(state: FleetState, device: str, row: Device) -> str:
@@ -181,15 +261,29 @@ def _slow(state: FleetState, device: str, row: Device) -> str:
     return f"a training step takes {step_ms:.3g} ms, {step_ms / profiled_ms:.1f} times its profile"
 
 
+def _memory(state: FleetState, device: str, row: Device) -> str:
+    names = ("peak_rss_bytes", "profile_memory_at_most_bytes", "profile_memory_samples")
+    peak, most, samples = (row.figures.get(name, 0.0) for name in names)
+    if not most or peak <= most:
+        return ""
+    beside = f" with {samples:,.0f} photos" if samples else ""
+    return f"its client has had {peak / 1e6:.1f} MB, and {most / 1e6:.1f} MB at most were predicted{beside}"
+
+
 _REASONS: Mapping[str, Callable[[FleetState, str, Device], str]] = {
     "gone": _gone,
+    "certificate": _certificate,
+    "disk": _disk,
+    "clock": _clock_is_wrong,
     "apart": _apart,
     "refused": _refused,
     "left-out": _left_out,
+    "contradicts": _contradicts,
     "roll-out": _rollout,
     "old-bundle": _old_bundle,
     "drifts": _drifts,
     "slow": _slow,
+    "memory": _memory,
 }
 
 
@@ -251,23 +345,53 @@ def state_in_lines(state: FleetState, device: str) -> Iterator[str]:
     times = [f"{name} {figures[key]:.3g} ms" for key, name in _TIMES.items() if key in figures]
     if times:
         yield f"times: {', '.join(times)}"
+    conditions = ", ".join(conditions_in_lines(figures, state.at))
+    if conditions:
+        yield conditions
     new = figures.get("samples_new")
     if new is not None:
         yield f"{new:.0f} samples came or went since its last contribution"
-    yield f"{row.up_bytes:,} bytes up, {row.down_bytes:,} bytes down" + (
-        f"; a gateway for {counted(row.members, 'device')}" if row.members else ""
-    )
+    share = figures.get("unknown_share")
+    if share is not None:
+        yield f"{share:.0%} of its photos are unlike all classes"
+    for name, photos in row.proposed.items():
+        yield f"proposed class {printable(name)}: {counted(photos, 'photo')}"
+    yield f"{row.up_bytes:,} bytes up, {row.down_bytes:,} bytes down"
+    if row.members:
+        yield gateway_in_words(row.members)
     if row.refused:
         yield f"{counted(row.refused, 'message')} refused, the last at {_clock(row.refused_at)}: {row.refusal}"
 
 
-_MEMORY = {"rss_bytes": "now", "peak_rss_bytes": "at most", "profile_train_step_peak_rss_bytes": "profiled"}
+_MEMORY = {
+    "rss_bytes": "now",
+    "peak_rss_bytes": "at most",
+    "profile_train_step_peak_rss_bytes": "profiled",
+    "profile_memory_predicted_bytes": "predicted",
+    "profile_memory_at_most_bytes": "predicted at most",
+}
 _TIMES = {
     "train_step_ms": "training step",
     "profile_train_step_ms": "profiled",
     "profile_train_step_predicted_ms": "predicted",
     "profile_inference_ms": "inference profiled",
 }
+
+
+def proposal_in_words(name: str, devices: Mapping[str, int]) -> str:
+    """A class of `FleetState.proposed`, and the first of the devices that propose it."""
+    by = ", ".join(f"{printable(device)} {photos:,}" for device, photos in list(devices.items())[:_PROPOSERS])
+    more = f" and {len(devices) - _PROPOSERS} more" if len(devices) > _PROPOSERS else ""
+    of = f"{counted(sum(devices.values()), 'photo')} of {counted(len(devices), 'device')}"
+    return f"proposed class {printable(name)}: {of} ({by}{more})"
+
+
+def gateway_in_words(members: int) -> str:
+    """What is known of the devices behind a gateway."""
+    return f"a gateway: its newest sums are of {counted(members, 'device')}, {_ON_ITS_SITE}"
+
+
+_ON_ITS_SITE = "whose names stay on its site, where protofleet fleet list has them, with the gateway's own --store"
 
 
 def accuracy_in_words(reports: Sequence[Mapping[str, Any]]) -> str:

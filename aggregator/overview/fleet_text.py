@@ -12,11 +12,12 @@ from protofleet.aggregator.monitoring.class_drift import class_drift_of
 from protofleet.aggregator.monitoring.device_table import Device, DeviceEvent, device_events, known_devices
 from protofleet.aggregator.monitoring.drift import drift_of
 from protofleet.aggregator.monitoring.policy_refusals import policy_words_in
+from protofleet.aggregator.rollout.rollout_stages import Rollout
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.enrolment_tables import Intruder, intruders_in, keys_in
 from protofleet.aggregator.store.finding_tables import newest_findings, verdicts
 from protofleet.aggregator.store.order_table import Order, orders
-from protofleet.aggregator.store.rollout_tables import said_in
+from protofleet.aggregator.store.rollout_tables import plan_in, said_in
 from protofleet.aggregator.store.schema import KIND
 from protofleet.aggregator.store.standing_tables import Record, classes_forgotten, fleet_records
 from protofleet.contract.drift import WORDS
@@ -69,6 +70,7 @@ class Known(NamedTuple):
         newest_round: the newest round; None before the first.
         newest_bundle: the highest version of a bundle that a device runs; 0 where none says it.
         out: the devices that nothing is taken of, and why.
+        rollout: the roll-out that was taken up and has not ended, without reports; None for none.
     """
 
     records: dict[str, Record]
@@ -87,6 +89,7 @@ class Known(NamedTuple):
     newest_round: NewestRound | None
     newest_bundle: int
     out: Mapping[str, str]
+    rollout: Rollout | None
 
 
 def read_known(store: AnyPlace, read: Callable[[Connection], dict[str, Device]] = known_devices) -> Known:
@@ -111,6 +114,7 @@ def read_known(store: AnyPlace, read: Callable[[Connection], dict[str, Device]] 
             _newest_round(db),
             max((int(word) for word in versions if word.isdecimal() and len(word) < 10), default=0),
             {device: record.refused for device, record in records.items() if record.refused},
+            plan_in(db),
         )
 
 

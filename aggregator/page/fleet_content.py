@@ -17,8 +17,9 @@ from typing import Any
 
 from protofleet.aggregator.database import AnyPlace, Connection, read_only
 from protofleet.aggregator.enrolment.gate import OF_THE_DEVICE
-from protofleet.aggregator.monitoring.device_table import EVENTS_OF_ONE, Device, accuracy_of, device_events
-from protofleet.aggregator.overview.fleet_state import RUNBOOK, Care, FleetState
+from protofleet.aggregator.monitoring.device_table import CLOCK_AHEAD, EVENTS_OF_ONE, Device, accuracy_of, device_events
+from protofleet.aggregator.overview.conditions import conditions_in_lines
+from protofleet.aggregator.overview.fleet_state import RUNBOOK, Care, FleetState, gateway_in_words
 from protofleet.aggregator.overview.fleet_text import (
     drift_in_short,
     drift_in_words,
@@ -26,11 +27,13 @@ from protofleet.aggregator.overview.fleet_text import (
     order_in_words,
     standing_in_words,
 )
+from protofleet.aggregator.overview.standing_suspects import Compared, sums_stand
 from protofleet.aggregator.store.durable_store import as_written
 from protofleet.aggregator.store.finding_tables import found_in_words
 from protofleet.aggregator.store.order_table import Order, orders
 from protofleet.aggregator.store.rollout_tables import rollout_in
 from protofleet.aggregator.store.schema import KIND
+from protofleet.contract.conditions import CONDITIONS
 from protofleet.contract.mqtt.certificates import Expiry
 from protofleet.contract.printable import counted, printable
 
@@ -38,14 +41,18 @@ __all__ = ["COLUMNS", "KeptRows", "Look", "device_content", "look_at", "runbook_
 
 COLUMNS = (
     *("name", "presence", "since", "heard", "board", "bundle", "boot", "step_ms", "profiled_ms", "predicted_ms"),
-    *("peak_bytes", "profiled_bytes", "new", "up", "down", "refused", "members", "accuracy", "unknown", "rollout"),
-    *("causes", "first_seen"),
+    *("peak_bytes", "profiled_bytes", "most_bytes", "new", "up", "down", "refused", "members", "accuracy", "unknown"),
+    *("rollout", "causes", "first_seen"),
 )
+_LEAVING = 20  # devices that are gone for a moment
+_WHY_GONE = {"certificate", "disk"}  # what says more than that one is gone
+_PROPOSERS = 8  # devices of a proposed class
 _ROUNDS, _ORDERS, _CARES, _NAMED, _EVENTS = 60, 30, 3, 50, 30
 _STILL_MOVE = 3  # the newest rounds, of which devices may report yet
 _UNKNOWN = "unknown_share"  # a figure that a device may tell
 _FIGURES = ("train_step_ms", "profile_train_step_ms", "profile_train_step_predicted_ms")
-_MEMORY = ("peak_rss_bytes", "profile_train_step_peak_rss_bytes")
+_CONDITIONS = (CLOCK_AHEAD, *CONDITIONS)  # which are told in words
+_MEMORY = ("peak_rss_bytes", "profile_train_step_peak_rss_bytes", "profile_memory_at_most_bytes")
 
 
 @dataclass(frozen=True)
@@ -112,13 +119,20 @@ class KeptRows:
 
 
 def look_at(
-    store: AnyPlace, state: FleetState, kept: KeptRows, expiring: Sequence[Expiry] = (), *, is_served: bool = False
+    store: AnyPlace,
+    state: FleetState,
+    kept: KeptRows,
+    expiring: Sequence[Expiry] = (),
+    *,
+    compared: Compared | None = None,
+    is_served: bool = False,
 ) -> Look:
     """Everything that the page shows, at one moment.
 
     Args:
         kept: what the looks before have made.
         expiring: the certificates of the aggregator's connection.
+        compared: what comparing the standing sums has found; None where they were not compared yet.
         is_served: whether this is the aggregator's own process, which knows them.
 
     Raises:
@@ -127,7 +141,7 @@ def look_at(
     with read_only(store, KIND) as db, as_written(store):
         newest = kept.rounds.read(db)
         accuracy = _newest_accuracy(db)
-        rollout = rollout_in(db)
+        rollout, stands = rollout_in(db), sums_stand(db)
         invitations = [
             (str(name), float(until))
             for name, until in db.execute("SELECT device, expires FROM invitation ORDER BY expires LIMIT 50")
@@ -142,12 +156,20 @@ def look_at(
             "sentence": printable(state.sentence),
             "well": not cares,
             "runs": state.runs,
+            "leaving": [
+                [printable(name), round(row.since)]
+                for name, row in state.just_gone.items()
+                if not _WHY_GONE & set(causes.get(name, ()))
+            ][:_LEAVING],
             "counts": Counter(care.cause for care in cares),
             "cares": [[printable(care.device), care.cause, printable(care.reason)] for care in _first_of_each(cares)],
         },
         "rounds": newest,
         "rollout": None if rollout is None else _rollout(rollout),
         "named": [[printable(name), found_in_words(found)] for name, found in findings][:_NAMED],
+        "compared": _compared(compared) if stands else None,
+        "gateways": [[printable(name), members] for name, members in list(state.gateways.items())[:_NAMED]],
+        "behind": [len(state.gateways), sum(state.gateways.values())],
         "intruders": [
             [printable(each.device), each.messages, each.last_at, printable(each.reason)]
             for each in state.known.intruders
@@ -162,6 +184,7 @@ def look_at(
         "classes": {
             "forgotten": list(map(printable, state.known.classes_forgotten)),
             "drifting": list(map(printable, state.known.classes_drifting)),
+            "proposed": [_proposed(name, by) for name, by in list(state.proposed.items())[:_NAMED]],
         },
         "events": [
             [event.at, printable(event.device), printable(event.what), printable(event.detail)]
@@ -173,6 +196,19 @@ def look_at(
         {name: json.dumps(part, separators=(",", ":")) for name, part in parts.items()},
         frozenset(state.known.records),
     )
+
+
+def _compared(compared: Compared | None) -> dict[str, Any]:
+    if compared is None:
+        return {"at": None, "devices": 0, "suspects": []}
+    suspects = [[printable(each.device), each.accused, printable(each.words())] for each in compared.suspects]
+    return {"at": compared.at, "devices": compared.devices, "suspects": suspects[:_NAMED]}
+
+
+def _proposed(name: str, devices: Mapping[str, int]) -> list[Any]:
+    """A class of `FleetState.proposed`: for how many photos of how many devices, and the first of these."""
+    first = [[printable(device), photos] for device, photos in list(devices.items())[:_PROPOSERS]]
+    return [printable(name), sum(devices.values()), len(devices), first]
 
 
 def _first_of_each(cares: Sequence[Care]) -> list[Care]:
@@ -224,10 +260,10 @@ def _presence(row: Device, runs: bool) -> str:
 
 def _row(name: str, row: Device, presence: str, accuracy: float | None, said: str, causes: Sequence[str]) -> list[Any]:
     step, profiled, predicted = (_figure(row, figure) for figure in _FIGURES)
-    peak, profiled_peak = (_figure(row, figure) for figure in _MEMORY)
+    peak, profiled_peak, predicted_peak = (_figure(row, figure) for figure in _MEMORY)
     return [
         *(printable(name), presence, round(row.since), None if row.heard_at is None else round(row.heard_at)),
-        *(row.board, row.bundle, row.boot, step, profiled, predicted, peak, profiled_peak),
+        *(row.board, row.bundle, row.boot, step, profiled, predicted, peak, profiled_peak, predicted_peak),
         *(_figure(row, "samples_new"), row.up_bytes, row.down_bytes, row.refused, row.members),
         *(None if accuracy is None else round(accuracy, 4), _figure(row, _UNKNOWN)),
         *(printable(said), causes, round(row.first_seen)),
@@ -280,16 +316,22 @@ def device_content(store: AnyPlace, state: FleetState, device: str) -> dict[str,
     record, row = known.records.get(device), state.devices.get(device)
     lines = []
     if record is not None:
-        lines.append(f"{standing_in_words(record)}, {counted(record.rounds, 'round')}")
+        stands = f"{standing_in_words(record)}, " if record.present or record.generation else ""
+        lines.append(f"{stands}{counted(record.rounds, 'round')}")
         lines += [f"nothing is taken of it: {record.refused}"] if record.refused else []
     lines += [drift_in_words(known.drift[device])] if device in known.drift else []
     lines += [found_in_words(known.findings[device], told=device in known.told)] if device in known.findings else []
+    lines += [gateway_in_words(row.members)] if row is not None and row.members else []
     lines += [f"key {key}" for key in [key_name(known.keys, device)] if key]
     lines += [f"a roll-out: version {known.said[device]}"] if known.said.get(device) else []
     lines += [f"refused by its policy, {known.policies[device]}"] if device in known.policies else []
+    proposed = {} if row is None else row.proposed
+    lines += [f"proposed class {name}: {counted(photos, 'photo')}" for name, photos in proposed.items()]
     lines += [f"refused: {row.refusal}"] if row is not None and row.refusal else []
     software = {} if row is None else {printable(name): printable(text) for name, text in row.software.items()}
-    figures = {} if row is None else {printable(name): float(f"{value:.5g}") for name, value in row.figures.items()}
+    given = {} if row is None else row.figures
+    lines += conditions_in_lines(given, state.at)
+    figures = {printable(name): float(f"{value:.5g}") for name, value in given.items() if name not in _CONDITIONS}
     return {
         "name": printable(device),
         "lines": list(map(printable, lines)),

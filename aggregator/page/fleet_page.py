@@ -5,7 +5,8 @@
    at most 1 % of a processor's core, whatever the size of the fleet.
 2. Each device is a row. A row has the version at which it changed last. A browser that has version v is told the rows
    that changed after v, so it costs nothing to have many devices that stay as they are.
-3. A browser has a thread of the server's (`contract/page/page_server.py`). A slow one holds up neither another one nor
+3. Where sums stand, another thread compares them (`StandingComparison`), and a look says what it has found.
+4. A browser has a thread of the server's (`contract/page/page_server.py`). A slow one holds up neither another one nor
    the aggregator: what it was not told yet is not kept for it, but found again by its version.
 """
 
@@ -23,6 +24,7 @@ from protofleet.aggregator.monitoring.device_table import DeviceReader
 from protofleet.aggregator.overview.fleet_state import FleetState, state_of
 from protofleet.aggregator.page.fleet_content import COLUMNS, KeptRows, Look, device_content, look_at, runbook_part
 from protofleet.aggregator.page.page_orders import PageOrders
+from protofleet.aggregator.page.standing_comparison import StandingComparison
 from protofleet.aggregator.store.schema import KIND
 from protofleet.contract.errors import ProtofleetError
 from protofleet.contract.mqtt.certificates import Expiry
@@ -51,6 +53,7 @@ class FleetPage(Site):
     """
 
     PACKAGE: ClassVar[str] = __package__
+    ABOUT: ClassVar[str] = "fleet"
     CODE_AT: ClassVar[str] = "the terminal or in the log of the command that serves this page"
 
     # arguments: where the fleet is, and what only its own process knows
@@ -68,13 +71,14 @@ class FleetPage(Site):
         self._runs = runs or (lambda: is_taken(store, KIND))
         self._expiring, self._orders = expiring, orders
         self._devices, self._kept = DeviceReader(), KeptRows()
+        self._comparison = StandingComparison(store, self.look_soon)
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[int, str]] = {}  # version, JSON
         self._parts: dict[str, tuple[int, str]] = {}
         self._floor = 0  # who has an older version is told everything
         self._names: frozenset[str] = frozenset()
         self._state: FleetState | None = None
-        self._over, self._wake = threading.Event(), threading.Event()
+        self._over, self._wake, self._is_stale = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look_again, name="fleet page", daemon=True)
         self.looked_s = 0.0  # of the processor, in all
 
@@ -84,20 +88,28 @@ class FleetPage(Site):
         """Look, from now on."""
         self.look()
         self._thread.start()
+        self._comparison.start()
 
     def stop(self) -> None:
         """Look no more."""
+        self._comparison.stop()
         self._over.set()
         self._wake.set()
         self._thread.join()
+
+    def look_soon(self) -> None:
+        """Look as soon as the rest is over, although nothing was written."""
+        self._is_stale.set()
 
     def look(self) -> None:
         """Look once; what has changed is told."""
         began = time.thread_time()
         try:
-            state = state_of(self._store, self._runs(), self._devices)
+            compared, is_served = self._comparison.newest, self._expiring is not None
+            accused = {} if compared is None else compared.accused
+            state = state_of(self._store, self._runs(), self._devices, accused)
             expiring = () if self._expiring is None else self._expiring()
-            look = look_at(self._store, state, self._kept, expiring, is_served=self._expiring is not None)
+            look = look_at(self._store, state, self._kept, expiring, compared=compared, is_served=is_served)
             parts = {**look.parts, "wrong": '""'}
         except ProtofleetError as error:  # a server that restarts: the page stays, and says so
             self._take(None, {"wrong": json.dumps(printable(str(error)))})
@@ -130,8 +142,9 @@ class FleetPage(Site):
             self._wake.clear()
             before = self.looked_s
             try:
-                if watched.changed() or time.monotonic() - looked_at >= _MOST_REST_S:
+                if watched.changed() or self._is_stale.is_set() or time.monotonic() - looked_at >= _MOST_REST_S:
                     looked_at = time.monotonic()
+                    self._is_stale.clear()
                     self.look()
             except Exception:  # the page must not end with what nobody thought of; the next look tries again
                 logger.exception("the operator's page")

@@ -14,6 +14,7 @@ let shown = []; // the devices that the table has, in order
 const clock = (at) => new Date(at * 1000).toLocaleString();
 const now = () => Date.now() / 1000 + ahead;
 const percent = (share) => (share === null || share === undefined ? "" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`);
+const things = (count, thing) => `${count.toLocaleString()} ${thing}${count === 1 ? "" : "s"}`;
 const round = (value, unit = 1) => (value === null ? "" : Math.round(value / unit).toLocaleString());
 const link = (text, target, attributes = {}) => made("a", text, { href: `#${target}`, ...attributes });
 const deviceLink = (name) => link(name, `device=${encodeURIComponent(name)}`);
@@ -36,14 +37,19 @@ const FILTERS = {
   care: ["need care", (one) => one.causes.length > 0],
   gone: ["gone", (one) => one.presence === "gone"],
   "gone-day": ["gone > 1 day", (one) => one.presence === "gone" && now() - one.since > DAY],
+  certificate: ["certificate expires", has("certificate")],
+  disk: ["disk full", has("disk")],
+  clock: ["clock wrong", has("clock")],
   apart: ["take no part", has("apart")],
   "old-bundle": ["old bundle", has("old-bundle")],
   drifts: ["drift", has("drifts")],
   refused: ["refused", has("refused")],
   "left-out": ["left out", has("left-out")],
+  contradicts: ["contradict the others", has("contradicts")],
   "roll-out": ["roll-out failed", has("roll-out")],
   slow: ["slow", (one) => has("slow")(one) || (one.predicted_ms !== null && one.step_ms > 1.5 * one.predicted_ms)],
-  memory: ["memory above profile", (one) => one.profiled_bytes !== null && one.peak_bytes > 1.2 * one.profiled_bytes],
+  memory: ["near its memory", (one) => has("memory")(one) || (one.most_bytes !== null && one.peak_bytes > 0.9 * one.most_bytes)
+    || (one.profiled_bytes !== null && one.peak_bytes > 1.2 * one.profiled_bytes)],
   unknown: ["much unknown", (one) => one.unknown > 0.2],
   gateway: ["gateways", (one) => one.members > 0],
 };
@@ -61,6 +67,7 @@ const HEADS = [ // key, heading, class, text of a device, what is sorted by
   ["predicted_ms", "predicted", "wide number", (one) => one.predicted_ms ?? "", (one) => one.predicted_ms ?? -1],
   ["peak_bytes", "MB", "wide number", (one) => round(one.peak_bytes, 1e6), (one) => one.peak_bytes ?? -1],
   ["profiled_bytes", "profiled MB", "wide number", (one) => round(one.profiled_bytes, 1e6), (one) => one.profiled_bytes ?? -1],
+  ["most_bytes", "predicted MB", "wide number", (one) => round(one.most_bytes, 1e6), (one) => one.most_bytes ?? -1],
   ["unknown", "Unknown", "wide number", (one) => percent(one.unknown), (one) => one.unknown ?? -1],
   ["new", "New photos", "wide number", (one) => round(one.new), (one) => one.new ?? -1],
   ["up", "Up kB", "wide number", (one) => round(one.up, 1e3), (one) => one.up],
@@ -113,14 +120,20 @@ function drawFilters() {
   replace(at("filters"), links.filter(Boolean));
 }
 
-// New children, unless they say what those say that are there: what has the focus keeps it.
-function replace(box, children) {
+// New children, unless they say what those say that are there. The link that had the focus keeps it, whatever row or
+// line of the box is now its own; else what stands in its place gets it, or `otherwise`.
+function replace(box, children, otherwise) {
   const look = children.map((child) => child.outerHTML).join("");
   if (box.look === look) return;
   box.look = look;
-  const place = [...box.querySelectorAll("a, button")].indexOf(document.activeElement);
+  const stops = () => [...box.querySelectorAll("a, button")];
+  const mark = (stop) => stop.closest("tr, li")?.querySelector("a")?.hash + stop.getAttribute("href");
+  const place = stops().indexOf(document.activeElement);
+  const its = place < 0 || !document.activeElement.hash ? null : mark(document.activeElement);
   box.replaceChildren(...children);
-  if (place >= 0) [...box.querySelectorAll("a, button")][place]?.focus();
+  if (place < 0) return;
+  const same = its && stops().find((stop) => mark(stop) === its);
+  (same || otherwise || stops()[place])?.focus({ preventScroll: true });
 }
 
 function drawHeads() {
@@ -162,12 +175,12 @@ function gap(rows) {
 
 function drawRows() {
   const view = at("view");
-  const count = Math.ceil(view.clientHeight / ROW) + 24;
-  const first = Math.max(0, Math.min(shown.length - count, Math.floor(view.scrollTop / ROW) - 8));
-  const last = Math.min(shown.length, first + count);
+  const beyond = Math.ceil(view.clientHeight / ROW); // rows on either side, for a key that goes there before they are drawn
+  const first = Math.max(0, Math.min(shown.length - 3 * beyond, Math.floor(view.scrollTop / ROW) - beyond));
+  const last = Math.min(shown.length, first + 3 * beyond);
   at("devices").setAttribute("aria-rowcount", shown.length + 1);
   const rows = shown.slice(first, last).map((one, index) => tableRow(one, first + index));
-  replace(at("rows"), [...(first ? [gap(first)] : []), ...rows, ...(last < shown.length ? [gap(shown.length - last)] : [])]);
+  replace(at("rows"), [...(first ? [gap(first)] : []), ...rows, ...(last < shown.length ? [gap(shown.length - last)] : [])], view);
 }
 
 let drawing = false;
@@ -198,7 +211,7 @@ function drawTop() {
   at("sentence").textContent = top.sentence;
   at("sentence").className = top.well ? "good" : "bad";
   document.title = `${top.well ? "✓" : "!"} ${parts.fleet} – fleet`;
-  at("cares-part").hidden = top.well;
+  at("cares-part").hidden = top.well && !top.leaving.length;
   const lines = [];
   top.cares.forEach(([device, cause, reason], index) => {
     const line = item(...(device ? [deviceLink(device), ": "] : []), `${reason} (`, bookLink(cause), ")");
@@ -208,6 +221,9 @@ function drawTop() {
     const more = top.counts[cause] - top.cares.filter((care) => care[1] === cause).length;
     if (isLast && more > 0) lines.push(item(link(`and ${more.toLocaleString()} more: ${cause}`, `filter=${cause}`)));
   });
+  for (const [device, since] of top.leaving) {
+    lines.push(item(deviceLink(device), `: gone for ${lasts(now() - since)}, and needs care after 10 min (`, bookLink("gone"), ")"));
+  }
   listed("cares", lines, "");
 }
 
@@ -282,13 +298,30 @@ function drawRollout() {
 }
 
 function drawRest() {
+  const compared = parts.compared;
   listed("named", [
+    ...(compared ? compared.suspects : []).map(([device, isAccused, words]) =>
+      item(deviceLink(device), `: ${words}${isAccused ? "" : ", fewer than may lie"} (`, bookLink("contradicts"), ")")),
     ...(parts.named || []).map(([device, words]) => item(deviceLink(device), `: ${words} (`, bookLink("left-out"), ")")),
     ...(parts.intruders || []).map(([device, messages, last, reason]) =>
       item("intruder as ", deviceLink(device), `: ${messages} messages, the last ${ago(last)}: ${reason} (`, bookLink("intruder"), ")")),
-  ], "Nothing speaks against a device.");
-  const classes = parts.classes || { forgotten: [], drifting: [] };
+  ], compared && (compared.at === null || compared.devices < 3) ? "Nothing is said of a device." : "Nothing speaks against a device.");
+  at("compared").hidden = !compared;
+  at("compared").textContent = !compared ? "" : compared.at === null ? "The sums that stand were not compared yet." : compared.devices < 3
+    ? `Sums of ${things(compared.devices, "device")} stand here: fewer than three say nothing of each other.`
+    : `Sums of ${things(compared.devices, "device")} were compared with each other at ${clock(compared.at)}.`;
+  const [gateways, behind] = parts.behind || [0, 0];
+  at("gateways").hidden = !gateways;
+  replace(at("gateways"), !gateways ? [] : [
+    made("span", `${things(behind, "more device")} behind ${things(gateways, "gateway")}: `),
+    ...parts.gateways.flatMap(([name, members], index) => [made("span", index ? ", " : ""), deviceLink(name), made("span", ` (${members.toLocaleString()})`)]),
+    made("span", `${gateways > parts.gateways.length ? ", …" : ""}. Their names stay on their sites; there protofleet fleet list has them, with the gateway's own --store.`)]);
+  const classes = parts.classes || { forgotten: [], drifting: [], proposed: [] };
+  const strange = [...devices.values()].filter(FILTERS.unknown[1]).length;
   listed("classes", [
+    ...classes.proposed.map(([name, photos, count, first]) => item("proposed: ", made("strong", name), `, ${things(photos, "photo")} of ${things(count, "device")}: `,
+      ...first.flatMap(([device, of], index) => [index ? ", " : "", deviceLink(device), ` (${of.toLocaleString()})`]), count > first.length ? ", …" : "")),
+    ...(strange ? [item("many photos unlike all classes: ", link(things(strange, "device"), "filter=unknown&sort=-unknown"))] : []),
     ...classes.drifting.map((name) => item(`drift suspected of class ${name} (`, bookLink("drifts"), ")")),
     ...(classes.forgotten.length ? [item(`forgotten: ${classes.forgotten.join(", ")}`)] : []),
   ], "Nothing is said of a class.");
@@ -335,7 +368,7 @@ async function drawOne(kind, name) {
 function marked(line) {
   const paragraph = made("p");
   for (const piece of line.split(/(\*\*[^*]+\*\*|`[^`]+`|\[[^\]]+\]\([^)]+\))/)) {
-    const words = piece.match(/^\[([^\]]+)\]\(([^)]+)\)$/);
+    const words = piece.match(/^\[([^\]]+)\]\(([^)]+)\)$/)?.map((part) => part.replaceAll("`", ""));
     if (piece.startsWith("**")) paragraph.append(made("strong", piece.slice(2, -2)));
     else if (piece.startsWith("`")) paragraph.append(made("code", piece.slice(1, -1)));
     else if (words) paragraph.append(words[2].startsWith("#") ? link(words[1], `runbook=${encodeURIComponent(words[2].slice(1))}`)
@@ -357,7 +390,11 @@ function devicePage(found) {
     say("known since", clock(one.first_seen));
     say("board, boot, bundle", [one.board, one.boot, one.bundle].join(", "));
     say("bytes up, down", `${one.up.toLocaleString()}, ${one.down.toLocaleString()}`);
-    say("a gateway for", one.members ? `${one.members} devices` : "");
+    const took = [[one.step_ms, ""], [one.profiled_ms, "profiled"], [one.predicted_ms, "predicted"]];
+    say("training step", took.filter(([ms]) => ms !== null).map(([ms, words]) => `${ms} ms ${words}`.trim()).join(", "));
+    const held = [[one.peak_bytes, "at most"], [one.profiled_bytes, "profiled"], [one.most_bytes, "predicted at most"]];
+    say("memory", held.filter(([bytes]) => bytes !== null).map(([bytes, words]) => `${round(bytes, 1e6)} MB ${words}`).join(", "));
+    say("a gateway for", one.members ? things(one.members, "device") : "");
     say("photos unlike all classes", percent(one.unknown));
   }
   say("software", Object.entries(found.software).map(([name, text]) => `${name} ${text}`).join(", "));
@@ -423,6 +460,8 @@ function ask(what, device) {
   at("ask").returnValue = "";
   at("ask").showModal();
 }
+
+at("ask-no").addEventListener("click", () => at("ask").close("no"));
 
 async function give(what, device, typed) {
   const share = what === "rollout-stage" && parts.rollout ? parts.rollout.stages[0] ?? 1 : undefined;
@@ -496,6 +535,7 @@ function follow() {
     drawOne(kind, given.get(kind));
     return;
   }
+  const [left, name] = (at("one").dataset.of || "").split(/=(.*)/s);
   at("one").dataset.of = "";
   asked++;
   const sort = given.get("sort") || "care";
@@ -505,6 +545,9 @@ function follow() {
   at("view").scrollTop = 0;
   if (at("search").value !== chosen.find) at("search").value = chosen.find;
   drawTable();
+  if (!left) return;
+  const back = `#${left}=${encodeURIComponent(name)}`; // to the link that led away
+  ([...at("fleet").querySelectorAll("a")].find((link) => link.hash === back) || at("view")).focus();
 }
 
 at("search").addEventListener("input", () => history.replaceState(null, "", `#${address({ find: at("search").value.trim() })}`) || follow());
@@ -518,19 +561,10 @@ addEventListener("resize", () => {
 take(first.state);
 draw();
 follow();
-function listen() {
-  const events = new EventSource(`/events?since=${parts.version}`);
-  events.onopen = () => { at("alone").hidden = true; };
-  events.onmessage = (event) => {
-    take(JSON.parse(event.data));
-    draw();
-    if (!at("one").hidden && at("one").dataset.of.startsWith("device=")) follow();
-  };
-  events.onerror = () => {
-    at("alone").hidden = false;
-    if (events.readyState === EventSource.CLOSED) setTimeout(listen, 10_000); // too many pages, or another process
-  };
-}
-listen();
+listen(() => `/events?since=${parts.version}`, (news) => {
+  take(news);
+  draw();
+  if (!at("one").hidden && at("one").dataset.of.startsWith("device=")) follow();
+});
 setInterval(() => at("fleet").hidden || drawRows(), 10_000); // how long ago
 requestAnimationFrame(() => setTimeout(() => performance.mark("drawn"))); // for benchmarks/server/fleet_page.py

@@ -41,6 +41,7 @@ TO_TYPE: Mapping[str, str] = {"forget": "", "rollback": "rollback"}  # empty: th
 _LEAST = 16  # characters of a token
 _IDLE_S = 900.0
 _PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
+_DOUBLINGS = 6  # by then a pause is `_MOST_PAUSE_S`
 
 
 def tokens_of(path: Path, name: str) -> dict[str, str]:
@@ -57,7 +58,7 @@ def tokens_of(path: Path, name: str) -> dict[str, str]:
         except OSError as error:
             raise UsageError(label, expected="a file that can be made", got=error.strerror) from None
         logger.warning(f"orders from the page: a token was made, it stands in {printable(str(path))}")
-    found = read_passwords(path, label, of="NAME:TOKEN")
+    found = read_passwords(path, "--allow-control", of="NAME:TOKEN")
     if any(len(token) < _LEAST for token in found.values()):
         raise UsageError(label, expected=f"tokens of {_LEAST} characters or more", got="a shorter one")
     return found
@@ -84,7 +85,7 @@ class PageOrders:
                 raise UsageError("the token", expected=f"{self._free_at_s - now_s:.0f} s of patience", got="none")
             names = [n for n, t in self._tokens.items() if hmac.compare_digest(t.encode(), token.encode())]
             if not names:
-                pause_s = min(_MOST_PAUSE_S, _PAUSE_S * 2**self._wrong)
+                pause_s = min(_MOST_PAUSE_S, _PAUSE_S * 2 ** min(self._wrong, _DOUBLINGS))
                 self._wrong, self._free_at_s = self._wrong + 1, now_s + pause_s
                 logger.warning(f"a wrong control token from {visitor.who}, the {self._wrong}. in a row")
                 raise UsageError("the token", expected="one of the file of --allow-control", got="another")
@@ -137,7 +138,7 @@ class PageOrders:
 
 def _share(given: object) -> float:
     share = 0.0
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         share = float(given)  # type: ignore[arg-type]
     if not 0.0 < share <= 1.0:
         raise UsageError("the stage", expected="above 0, up to 1", got=str(given)[:20])

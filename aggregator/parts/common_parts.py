@@ -138,7 +138,7 @@ class Parts:
                 continue
             sums = None if decision.accepted is None else decision.accepted.message
             refusal = decision.reason if decision.outcome == "rejected" else ""
-            members = 0 if sums is None else sums.devices
+            members = None if sums is None else sums.devices
             devices.decided(device, len(payload), at, refusal=refusal, members=members, is_refused=device in refused)
 
     def forget(self, device: str) -> None:
@@ -224,5 +224,6 @@ class Parts:
             max_samples=settings.samples_told,
             calibration=self.store.calibration.announced,
             factors=terms.factors(method),
+            proposals=True,
             **of_round,
         )

@@ -19,7 +19,8 @@ from protofleet.aggregator.parts.fleet_terms import FleetTerms
 from protofleet.aggregator.parts.rollout_coordinator import RolloutCoordinator
 from protofleet.aggregator.rounds.round_machine import MAX_DEVICES
 from protofleet.aggregator.store.durable_store import Store
-from protofleet.contract.errors import WireError
+from protofleet.contract.bundle.class_names import check_proposed
+from protofleet.contract.errors import UsageError, WireError
 from protofleet.contract.identity.signatures import inside
 from protofleet.contract.printable import printable
 from protofleet.contract.wire import topics
@@ -172,6 +173,7 @@ class DeviceStatuses:
             )
             if not isinstance(message, Status):
                 raise WireError("message", expected="a status", got=type(message).__name__.lower())
+            _check_proposed(message)
             self._gate.check_news(device, topic, message)
         except Intrusion as intrusion:
             if view is not None:
@@ -202,6 +204,19 @@ def _heard_in(payload: bytes) -> tuple[Mark, ...]:
     except WireError:
         return ()
     return message.heard if isinstance(message, Status) else ()
+
+
+def _check_proposed(message: Status) -> None:
+    """Check the classes that a device proposes, as a device of ours did before it told of them.
+
+    Raises:
+        WireError: no class can be called that.
+    """
+    try:
+        for name in message.proposed or ():
+            check_proposed(name)
+    except UsageError as error:
+        raise WireError(error.message, expected=error.expected, got=error.got) from None
 
 
 def _second(rival: Rival) -> str:

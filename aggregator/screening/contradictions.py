@@ -90,7 +90,7 @@ class Contradicted:
             labels[number] if number < len(labels) else str(number) for number in (self.label, self.looks_like)
         )
         by = f"contradicted by {self.by} of {self.of} devices" + (" that are vouched for" if self.vouched else "")
-        return f"its mean of class {label} lies where others have class {other}: {by}"
+        return f"what it calls {label} is like what others call {other}: {by}"
 
 
 def has_means(kind: type[Statistic]) -> bool:

@@ -23,7 +23,7 @@ from protofleet.aggregator.store.schema import KIND
 from protofleet.contract.errors import UsageError
 from protofleet.contract.wire.rollout_messages import RolloutReport
 
-__all__ = ["PIECE_BYTES", "RolloutTables", "give_rollout", "rollout_in", "said_in"]
+__all__ = ["PIECE_BYTES", "RolloutTables", "give_rollout", "plan_in", "rollout_in", "said_in"]
 
 PIECE_BYTES = 65_536
 _ROWS_AT_ONCE = 16  # 1 MiB: nobody waits for the disk longer than that takes
@@ -123,11 +123,16 @@ _LIVE = f"state IN ({', '.join('?' for _ in get_args(State))})"
 
 def rollout_in(db: Connection) -> Rollout | None:
     """The roll-out of a store that was taken up and has not ended; None for none."""
-    rollout = _read_rollout(db, f"WHERE {_LIVE}", get_args(State))
+    rollout = plan_in(db)
     if rollout is not None:
         rows = db.execute("SELECT device, told FROM rollout_device ORDER BY told_at, device")
         rollout.told = {device: RolloutReport.read(report) if report else None for device, report in rows}
     return rollout
+
+
+def plan_in(db: Connection) -> Rollout | None:
+    """As `rollout_in`, without the devices' reports."""
+    return _read_rollout(db, f"WHERE {_LIVE}", get_args(State))
 
 
 def said_in(db: Connection) -> Mapping[str, str]:

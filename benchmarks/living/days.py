@@ -68,6 +68,7 @@ class Month:
         made, self.url = broker(self.options.broker, folder)
         own = ["--method", self.options.method, "--sign", str(self.signed.secret)]
         own += ["--enrolled"] if self.options.sign else []
+        own += ["--sums-encoding", "f64"] if self.options.method == "ffc" else []  # the books hold triangles to photos
         clock = ("--every", f"{day_s / 2}s", "--window", f"{day_s / 2}s")
         least = ("--min-clients", str(max(2, len(self.plan.sleepers) // 5)), "--no-calibrate")
         standing = Aggregator(

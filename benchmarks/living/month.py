@@ -15,6 +15,8 @@ device is a board on which that bundle crashes in the self-test (`rollout.py`).
 
 A second fleet on the same broker, an eighth as many devices, has rounds in windows of half a day.
 
+FFC's sums travel as triangles here: a factor is rounded, so the integers that photos come to are not its own.
+
 The bundles and all that the aggregators publish are signed, and devices believe nothing else. With `--sign` every
 device signs, too, with a key of its own, and the aggregators hear nobody who is not enrolled.
 

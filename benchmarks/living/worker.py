@@ -16,7 +16,9 @@ was refused tries again as soon. Bytes are what the kernel counts for each conne
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
 import re
 import socket
 import struct
@@ -24,6 +26,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +106,23 @@ class Counted(Transport):
 TRAFFIC = Traffic()
 
 
+class Lines(logging.Handler):
+    """What one device of this process says: into its file, and to `tell`."""
+
+    def __init__(self, logs: Path, fleet: str, device: str, tell: Callable[[str], object]) -> None:
+        super().__init__(logging.INFO)
+        self._of, self._file, self._tell = (fleet, device), logs / f"{fleet}-{device}.log", tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (getattr(record, "fleet", None), getattr(record, "device", None)) == self._of:
+            self.write(record.getMessage())
+
+    def write(self, line: str) -> None:
+        with open(self._file, "a") as file:
+            file.write(f"{line}\n")
+        self._tell(line)
+
+
 class Devices:
     """Those that are awake here."""
 
@@ -122,14 +142,10 @@ class Devices:
             service.stop()
 
     def _run(self, job: int, service: Service, awake_s: float | None, settings: dict[str, Any]) -> None:
-        log = self._logs / f"{settings['fleet']}-{settings['id']}.log"
-
         now, ended = time.monotonic, threading.Event()
         sleeps_at = [float("inf") if awake_s is None else now() + awake_s + _CONNECTS_S]
 
         def say(line: str) -> None:
-            with open(log, "a") as file:
-                file.write(f"{line}\n")
             if awake_s is not None and line.startswith("connected to"):
                 sleeps_at[0] = now() + awake_s
             elif awake_s is not None and _BUSY.search(line):
@@ -142,15 +158,18 @@ class Devices:
             service.stop()
 
         threading.Thread(target=sleep_in_time, daemon=True).start()
-        failed = ""
+        failed, lines = "", Lines(self._logs, settings["fleet"], settings["id"], say)
+        logging.getLogger("protofleet").addHandler(lines)
         try:
-            service.run(say, lambda summary, ended: None)
+            service.run(lambda summary, ended: None)
         except ProtofleetError as error:
             failed = str(error)
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"
+        finally:
+            logging.getLogger("protofleet").removeHandler(lines)
         if failed:
-            say(failed)
+            lines.write(failed)
         ended.set()
         with self._lock:
             self._awake.pop(job)
@@ -166,6 +185,8 @@ def tell(job: int, **told: object) -> None:
 
 
 def main() -> None:
+    faulthandler.enable()
+    logging.getLogger("protofleet").setLevel(logging.INFO)
     look_s, devices = float(sys.argv[1]), Devices(Path(sys.argv[2]))
     client._LOOK_S = generations.REFUSED_WAIT_S = look_s  # the simulated clock
     link_module.Transport = Counted  # type: ignore[misc]

@@ -37,7 +37,6 @@ import io
 import os
 import re
 import struct
-import unicodedata
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,6 +49,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.contract.bundle.class_names import is_readable
 from protofleet.contract.bundle.graph_checks import check_graph, weight_places
 from protofleet.contract.bundle.test_vectors import VECTORS, Vectors, read_vectors
 from protofleet.contract.errors import BundleError, MethodError
@@ -73,6 +73,7 @@ __all__ = [
 
 SCHEMA = 2
 _FORM = re.compile(r"train_step\.([a-z0-9]+)\.onnx")
+_RUN_PIXELS = 16_384  # of the photos that go through the features graph at a time
 _MICRO = ("gradients.onnx", "update.onnx")
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
@@ -178,6 +179,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def activation_bytes(self) -> int:
         """What the trunk makes of one image; 0 where there is no trunk."""
         return 4 * sum(prod(activation.shape) for activation in self.cut)
+
+    @property
+    def extraction_batch(self) -> int:
+        """How many photos go through the features graph at a time on a CPU (docs/decisions/240).
+
+        As many as have 16,384 pixels, one of 128 × 128 or sixteen of 32 × 32, at most the batch; the batch itself where
+        a trunk is frozen.
+        """
+        height, width, _ = self.input_shape
+        return self.batch if self.cut else min(self.batch, max(_RUN_PIXELS // (height * width), 1))
 
     @property
     def given_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -468,8 +479,8 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
         (len(set(manifest.labels)) == manifest.classes, "labels that differ", "a repeated label"),
         (manifest.features >= 1, "a positive feature width", manifest.features),
         (min(manifest.input_shape) >= 1, "a positive input shape", manifest.input_shape),
-        (not any(map(_unprintable, manifest.labels)), "labels without control characters",
-            next((repr(label) for label in manifest.labels if _unprintable(label)), None)),
+        (all(map(is_readable, manifest.labels)), "labels without control characters",
+            next((repr(label) for label in manifest.labels if not is_readable(label)), None)),
         (len(manifest.mean) == len(manifest.std) == channels, f"mean and std for {channels} channels", manifest.mean),
         (all(map(isfinite, manifest.mean)) and all(0 < std < float("inf") for std in manifest.std),
             "numbers as mean and positive ones as std", (manifest.mean, manifest.std)),
@@ -500,11 +511,6 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
-
-
-def _unprintable(label: str) -> bool:
-    """Whether a label has a control character, half of a pair, or an end of a line, which no folder's name should."""
-    return any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in label)
 
 
 def _is_extension(manifest: Manifest) -> bool:

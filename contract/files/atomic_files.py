@@ -19,6 +19,7 @@ name (a symbolic link, a hard link) leads to the same lock.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
@@ -31,7 +32,7 @@ from typing import IO, Any
 
 from protofleet.contract.errors import StoreError, UsageError
 
-__all__ = ["lock", "own_directory", "read_toml", "whole_file"]
+__all__ = ["lock", "open_to_lock", "own_directory", "read_toml", "take_lock", "whole_file"]
 
 
 @contextlib.contextmanager
@@ -114,15 +115,34 @@ def lock(path: str | os.PathLike[str]) -> int:
         BlockingIOError: another process has it.
         OSError: it cannot be opened for writing, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    descriptor = open_to_lock(path)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(0, "no regular file")
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_to_lock(path: str | os.PathLike[str]) -> int:
+    """The first half of `lock`: a descriptor without one.
+
+    Raises:
+        OSError: the file cannot be opened for writing.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+
+
+def take_lock(descriptor: int) -> None:
+    """The second half. The descriptor stays open, whatever comes of it.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: it is of no regular file.
+    """
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(0, "no regular file")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def own_directory(directory: Path, hint: str) -> None:
@@ -152,19 +172,35 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+_MARKS = {
+    codecs.BOM_UTF8: "a byte order mark of UTF-8",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def read_toml(path: str | os.PathLike[str], what: str, *, hint: str = "") -> dict[str, Any]:
     """The keys of a TOML file.
 
     Args:
         what: names it in an error: `--policy policy.toml`.
+        hint: where the file cannot be read.
 
     Raises:
-        UsageError: the file cannot be read, or is no TOML.
+        UsageError: the file cannot be read, is not in UTF-8, or is no TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
+        raise UsageError(what, expected="a TOML file", got=error.strerror, hint=hint) from None
+    for mark, encoding in _MARKS.items():
+        if content.startswith(mark) or (b"\0" in content[:4] and mark == codecs.BOM_UTF16_LE):
+            raise UsageError(
+                what, expected="TOML in UTF-8 without a byte order mark", got=encoding,
+                hint="save it so; PowerShell's > writes UTF-16, its `| Set-Content -Encoding ascii` does not",
+            )  # fmt: skip
+    try:
+        return tomllib.loads(content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n"))
     except UnicodeDecodeError as error:  # whose own words show bytes of the file
         raise UsageError(what, expected="TOML", got=f"bytes that are no UTF-8 at {error.start}") from None
     except (ValueError, RecursionError) as error:  # no TOML, nested without end

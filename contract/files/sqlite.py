@@ -15,6 +15,12 @@ Beside the process that has a file:
 - `beside` adds to the file in one transaction; the process that has it looks there for what others left.
 - `bring_up` brings the file to the present version, so that `beside` can be used.
 
+`discard` removes a file that cannot be read, unless a process has it.
+
+Closing any descriptor of a file drops the locks that SQLite holds on it for this process: another process then believes
+that it is the last one, and removes the log under a connection that is open here. So a descriptor that was locked is
+kept until the last connection of this process to its file is closed (`_let_go`), and taken again until then.
+
 `application_id` names the kind of a file and never changes; `user_version` counts up. A transaction ends with a look at
 the disk: if the file was deleted or replaced meanwhile, what was written is lost, and that is an error.
 """
@@ -22,6 +28,7 @@ the disk: if the file was deleted or replaced meanwhile, what was written is los
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sqlite3
 import threading
@@ -32,11 +39,11 @@ from typing import Any
 from urllib.parse import quote
 
 from protofleet.contract.errors import InUseError, StoreError, UsageError
-from protofleet.contract.files.atomic_files import lock
+from protofleet.contract.files.atomic_files import open_to_lock, take_lock
 
 __all__ = [
-    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "lay_out",
-    "read_only", "typed",
+    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "cut_log", "discard", "is_made",
+    "is_taken", "lay_out", "read_only", "typed",
 ]  # fmt: skip
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
@@ -58,6 +65,7 @@ class Kind:
         pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
         statements: how many statements stay prepared. Each keeps a copy of its last arguments, blobs too.
         writer: who writes such a file, in words.
+        remedy: what to do where such a file cannot be read; empty for another one.
     """
 
     name: str
@@ -67,11 +75,92 @@ class Kind:
     pragmas: Mapping[str, int] = field(default_factory=dict)
     statements: int = 128
     writer: str = "a device"
+    remedy: str = ""
+
+    @property
+    def instead(self) -> str:
+        """What to do where such a file cannot be read."""
+        return self.remedy or f"another {self.option}"
 
     @property
     def version(self) -> int:
         """The version that this program writes."""
         return FIRST_VERSION + len(self.steps) - 1
+
+
+# ── descriptors ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_Inode = tuple[int, int]  # device and number
+_mutex = threading.Lock()
+_connections: dict[_Inode, int] = {}  # how many this process has of a file
+_kept: dict[_Inode, list[int]] = {}  # descriptors without a lock, of files that have connections
+
+
+class _Connection(sqlite3.Connection):
+    """One that is counted while it is open."""
+
+    inode: _Inode | None = None
+
+    def close(self) -> None:
+        super().close()
+        with _mutex:
+            inode, self.inode = self.inode, None
+            if inode is None:
+                return
+            _connections[inode] -= 1
+            if not _connections[inode]:
+                del _connections[inode]
+                for descriptor in _kept.pop(inode, ()):
+                    os.close(descriptor)
+
+
+def _connect(real: str, name: str, **options: Any) -> sqlite3.Connection:
+    """A connection to the file `real`, which SQLite knows by `name`."""
+    with _mutex:
+        db = sqlite3.connect(name, isolation_level=None, factory=_Connection, **options)
+        with contextlib.suppress(OSError):
+            db.inode = _inode(os.stat(real))
+            _connections[db.inode] = _connections.get(db.inode, 0) + 1
+    return db
+
+
+def _inode(status: os.stat_result) -> _Inode:
+    return status.st_dev, status.st_ino
+
+
+def _lock(real: str) -> int:
+    """A descriptor of the file, locked until `_let_go`. A missing file is made, for its owner alone.
+
+    Raises:
+        BlockingIOError: another process has it, or another `Database` here.
+        OSError: it cannot be opened for writing, or is no regular file.
+    """
+    descriptor = None
+    with _mutex, contextlib.suppress(OSError):
+        kept = _kept.get(_inode(os.stat(real)))
+        descriptor = kept.pop() if kept else None
+    if descriptor is None:
+        descriptor = open_to_lock(real)
+    try:
+        take_lock(descriptor)
+    except BaseException:
+        _let_go(descriptor)
+        raise
+    return descriptor
+
+
+def _let_go(descriptor: int) -> None:
+    """Give up the lock; the descriptor is closed with the last connection of this process to the file."""
+    with _mutex:
+        inode = _inode(os.fstat(descriptor))
+        if inode not in _connections:
+            os.close(descriptor)
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _kept.setdefault(inode, []).append(descriptor)
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
@@ -98,7 +187,8 @@ def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) 
         db.execute("BEGIN")
         yield db
     except _BROKEN as error:
-        raise StoreError(subject, expected=f"a {kind.name} that can be read", got=error) from None
+        hint = kind.remedy if _is_strange(error) else ""  # not where it is in use, or the disk is at fault
+        raise StoreError(subject, expected=f"a {kind.name} that can be read", got=error, hint=hint) from None
     finally:
         db.close()
 
@@ -123,13 +213,13 @@ def as_written(path: str | os.PathLike[str], kind: Kind) -> Iterator[None]:
     except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
         raise StoreError(
             f"{kind.name} {os.fspath(path)}", expected=f"what {kind.writer} writes",
-            got=f"{type(error).__name__}: {error}", hint=f"another {kind.option}",
+            got=f"{type(error).__name__}: {error}", hint=kind.instead,
         ) from None  # fmt: skip
 
 
 def _of_another_version(subject: str, kind: Kind, application: int, version: int) -> UsageError:
     got = "another file" if application != kind.application_id else f"version {version}"
-    hint = None
+    hint = kind.remedy or None
     if application == kind.application_id:
         older = version < kind.version
         hint = "starting what runs on it, which brings it to that version" if older else "a newer Protofleet"
@@ -141,7 +231,7 @@ def _reader(path: str | os.PathLike[str]) -> sqlite3.Connection:
     # A log that nobody can share, on a disk that is not written to, is read without one.
     alone = not os.access(os.path.dirname(real), os.W_OK) and not os.path.exists(f"{real}-wal")
     options = "mode=ro" + ("&immutable=1" if alone else "")
-    return sqlite3.connect(f"file:{quote(real)}?{options}", uri=True, isolation_level=None, check_same_thread=False)
+    return _connect(real, f"file:{quote(real)}?{options}", uri=True, check_same_thread=False)
 
 
 class Watch:
@@ -197,12 +287,23 @@ def _stat(path: str) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def is_made(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file to read: one that its process is just making is none yet."""
+    if not os.path.isfile(path):
+        return False
+    with contextlib.closing(_reader(path)) as db:
+        try:
+            return any(db.execute("PRAGMA application_id").fetchone())
+        except _BROKEN:
+            return True  # reading it will say why not
+
+
 def is_taken(path: str | os.PathLike[str]) -> bool:
     """Whether another process runs on this file at this moment."""
     if not os.path.isfile(path):
         return False  # and none is made
     try:
-        os.close(lock(os.path.realpath(path)))
+        _let_go(_lock(os.path.realpath(path)))
     except BlockingIOError:
         return True
     except OSError:
@@ -239,7 +340,8 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
     with read_only(path, kind):
         pass  # it is what it should be
     subject = f"{kind.name} {os.fspath(path)}"
-    db = sqlite3.connect(f"file:{quote(os.path.realpath(path))}?mode=rw", uri=True, isolation_level=None, timeout=30.0)
+    real = os.path.realpath(path)
+    db = _connect(real, f"file:{quote(real)}?mode=rw", uri=True, timeout=30.0)
     try:
         for name, value in kind.pragmas.items():
             db.execute(f"PRAGMA {name} = {value}")
@@ -255,6 +357,61 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         ) from None
     finally:
         db.close()
+
+
+def cut_log(path: str | os.PathLike[str], kind: Kind, *, wait_s: float = 30.0) -> None:
+    """Bring what was committed into the file, and cut its log off: what was erased before is then in neither.
+
+    Raises:
+        StoreError: another process reads the file for all this time, or the disk refuses.
+    """
+    got: object = "another process that reads it"
+    real = os.path.realpath(path)
+    with contextlib.closing(_connect(real, f"file:{quote(real)}?mode=rw", uri=True, timeout=wait_s)) as db:
+        try:
+            busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except _BROKEN as error:
+            busy, got = 1, error
+    if busy:
+        subject, hint = f"{kind.name} {os.fspath(path)}", "the same again"
+        raise StoreError(subject, expected="a log that can be cut off", got=got, hint=hint)
+
+
+def discard(path: str | os.PathLike[str], kind: Kind) -> None:
+    """Remove a file and its logs, whatever they hold, unless a process runs on the file. Blocks are not overwritten.
+
+    The file goes last: where a kill cuts this off, there is still something to discard. Behind a link it is the file
+    that goes, and the link stays.
+
+    Raises:
+        InUseError: a process runs on it.
+        StoreError: the disk refuses.
+    """
+    real, descriptor = os.path.realpath(path), None
+    with contextlib.suppress(OSError):
+        os.chmod(real, 0o600)
+    try:
+        descriptor = _lock(real)
+    except BlockingIOError:
+        raise _in_use(real, kind) from None
+    except OSError:
+        pass  # nobody here may open it, so nobody here has it
+    try:
+        for suffix in ("-journal", "-wal", "-shm", ""):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{real}{suffix}")
+    except OSError as error:
+        raise StoreError(f"{kind.name} {real}", expected="a file that can be removed", got=error.strerror) from None
+    finally:
+        if descriptor is not None:
+            _let_go(descriptor)
+
+
+def _in_use(path: str, kind: Kind) -> InUseError:
+    return InUseError(
+        f"{kind.name} {path}", expected="to be its only user", got="another process that runs on it",
+        hint=f"stopping that one, or another {kind.option}",
+    )  # fmt: skip
 
 
 def lay_out(db: sqlite3.Connection, kind: Kind, version: int | None = None) -> None:
@@ -292,11 +449,11 @@ class Database:
         self._mutex = threading.RLock()
         self._lock = self._take(time.monotonic() + wait_s)
         with contextlib.ExitStack() as undo:
-            undo.callback(os.close, self._lock)
+            undo.callback(_let_go, self._lock)
             self._check_header()
             with self.guard():
-                self.connection = sqlite3.connect(
-                    self.path, isolation_level=None, check_same_thread=False, cached_statements=kind.statements
+                self.connection = _connect(
+                    self.path, self.path, check_same_thread=False, cached_statements=kind.statements
                 )
                 undo.callback(self.connection.close)
                 self._prepare()
@@ -304,8 +461,13 @@ class Database:
 
     def close(self) -> None:
         """Close the file and release the lock. Nothing is pending: every transaction was durable when it ended."""
-        self.connection.close()  # before the lock: closing any descriptor of the file drops SQLite's own locks
-        os.close(self._lock)
+        self.connection.close()
+        _let_go(self._lock)
+
+    def rest(self) -> None:
+        """Let go of the pages that were read and written; they are read again when they are needed."""
+        with self.guard():
+            self.connection.execute("PRAGMA shrink_memory")
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -344,25 +506,19 @@ class Database:
             self._check_there(after=True)
 
     def _take(self, until_s: float) -> int:
-        subject = f"{self._kind.name} {self.path}"
         try:
             while True:
                 try:
-                    return lock(self.path)
+                    return _lock(self.path)
                 except BlockingIOError:
                     if time.monotonic() >= until_s:
                         raise
                 time.sleep(_POLL_S)
         except BlockingIOError:
-            raise InUseError(
-                subject,
-                expected="to be its only user",
-                got="another process that runs on it",
-                hint=f"stopping that one, or another {self._kind.option}",
-            ) from None
+            raise _in_use(self.path, self._kind) from None
         except OSError as error:
             raise StoreError(
-                subject,
+                f"{self._kind.name} {self.path}",
                 expected="a file that can be written",
                 got=error.strerror,
                 hint=f"another {self._kind.option}",
@@ -375,7 +531,7 @@ class Database:
             return
         application = int.from_bytes(header[68:72], "big")
         if len(header) < 100 or not header.startswith(_HEADER) or application != self._kind.application_id:
-            raise self._wrong("another file, or one of Protofleet 0.1")
+            raise self._wrong("another file, or one of Protofleet 0.1", self._kind.remedy)
         self._check_version(int.from_bytes(header[60:64], "big"))
 
     def _check_version(self, version: int) -> None:
@@ -393,7 +549,7 @@ class Database:
         (application,) = execute("PRAGMA application_id").fetchone()
         (version,) = execute("PRAGMA user_version").fetchone()
         if pages and application != self._kind.application_id:
-            raise self._wrong("another file, or one of Protofleet 0.1")
+            raise self._wrong("another file, or one of Protofleet 0.1", self._kind.remedy)
         if pages:
             self._check_version(version)  # the header's may be older: the log is read only now
         if not pages or version < self._kind.version:
@@ -420,7 +576,7 @@ class Database:
     def _refused(self, error: Exception) -> StoreError:
         if _is_strange(error):
             subject, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
-            return StoreError(subject, expected=expected, got=error, hint=f"another {self._kind.option}")
+            return StoreError(subject, expected=expected, got=error, hint=self._kind.instead)
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",
@@ -428,7 +584,7 @@ class Database:
             hint=f"freeing space, or another {self._kind.option}; what was confirmed is safe",
         )
 
-    def _wrong(self, got: str) -> UsageError:
+    def _wrong(self, got: str, hint: str = "") -> UsageError:
         first, last = FIRST_VERSION, self._kind.version
         versions = f"version {last}" if first == last else f"versions {first} to {last}"
         named = self._kind.name if " " in self._kind.option else self._kind.option
@@ -436,5 +592,5 @@ class Database:
             f"{named} {self.path}",
             expected=f"a {self._kind.name} of {versions}",
             got=got,
-            hint=f"another {self._kind.option}, which is then made",
+            hint=hint or f"another {self._kind.option}, which is then made",
         )

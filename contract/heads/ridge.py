@@ -30,6 +30,9 @@ Sums that are not exact:
   ridge 0.3, or λ = ν where that is more, which makes A + λI positive again. A sender need not say that it added noise:
   ν above a tenth of A's mean diagonal is no rounding (half precision comes to 0.01).
 
+Where classes are unequal, a ridge on one-hot labels prefers those with most samples: it fits P(c | z), and with it how
+often each class was named. `evened` takes half of that back, row by row, from the counts alone.
+
 The head is that of Fed3R (Fanì et al., ICML 2024) and, for the same λ, of AFL (He et al., CVPR 2025), whose devices
 send other numbers that amount to the same sums.
 """
@@ -53,6 +56,9 @@ __all__ = [
     "RidgeHead",
     "choose_ridge",
     "doubt",
+    "evened",
+    "is_uneven",
+    "scarce",
     "scarce_or_uneven",
     "solve",
     "solve_in",
@@ -62,9 +68,11 @@ Float64 = NDArray[np.float64]
 Ridge = float | Literal["auto"]
 FIXED = 0.3  # the one ridge that loses least in its worst case (decision 078)
 NEAR = 4  # so many times more, or fewer, samples than features are near as many
-SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
+SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (results/ridge.md has the figures)
 FEW = 4  # samples a class, on the average, below which the nearest class mean is the better guess (decision 101)
 UNEVEN = 5  # so many times more samples of one class than of another are worth a word (decision 100)
+EVENED = 2  # so many times more samples of one class than of another, and the rows of a head are evened (decision 261)
+ROOT = 0.5  # the power of a class's share that its row is divided by (decision 261)
 NOISED = 0.1  # ν / scale above which sums were noised on purpose
 
 
@@ -170,27 +178,59 @@ def doubt(gram: FeatureGram, ridge: Ridge) -> str:
     )
 
 
+def is_uneven(counts: NDArray[np.int64], times: float = EVENED) -> bool:
+    """Whether one of the classes that there are has so many times the samples of another; of counts (C,)."""
+    positive = counts[counts > 0]
+    return bool(positive.size and positive.max() >= times * positive.min())
+
+
+def evened(weights: Float64, counts: NDArray[np.int64], power: float = ROOT) -> Float64:
+    """A head (C, D) whose rows are divided by a power of their class's share, so that no class is preferred for its
+    many samples.
+
+    Scores of least squares on one-hot labels estimate P(c | z). Bayes' rule divides by the share of class c: power 1.
+    It does so for scores that are probabilities; those of a ridge are drawn towards 0 instead, rare classes' most, and
+    their errors grow with what they are divided by. So the power is a half, as for classifiers of networks whose rows
+    are divided by a power of their norm (τ-normalisation: Kang et al., ICLR 2020). The mean share of the classes that
+    there are is taken for 1: equal counts leave the head as it is.
+
+    Args:
+        counts: (C,) samples of each class; rows of classes without any stay as they are.
+    """
+    present = counts > 0
+    if not present.any():
+        return weights
+    share = np.ones(len(counts))
+    share[present] = counts[present] / counts[present].mean()
+    return np.asarray(weights / share[:, None] ** power)
+
+
+def scarce(counts: NDArray[np.int64]) -> str:
+    """Why the nearest class mean may answer better, in one line: with few samples in a class no ridge can be chosen
+    well. Empty where there are enough; of counts (C,)."""
+    positive = counts[counts > 0]
+    if not positive.size or positive.sum() >= FEW * len(positive):
+        return ""
+    average = positive.sum() / len(positive)
+    return f"{average:.1f} samples a class are few: the nearest class mean may be better; try --form discriminant"
+
+
 def scarce_or_uneven(counts: NDArray[np.int64]) -> str:
     """Why another head of the same sums may answer better, in one line; empty where there is no reason.
 
-    With few samples in a class, no ridge can be chosen well. And a ridge on one-hot labels prefers the classes with
-    most samples. That is right only where people ask about these classes as often.
+    Samples may be few (`scarce`). And a ridge on one-hot labels prefers the classes with most samples. That is right
+    only where people ask about these classes as often.
 
     Args:
         counts: (C,) samples of each class.
     """
+    few = scarce(counts)
+    if few or not is_uneven(counts, UNEVEN):
+        return few
     positive = counts[counts > 0]
-    if not positive.size:
-        return ""
-    if positive.sum() < FEW * len(positive):
-        average = positive.sum() / len(positive)
-        return f"{average:.1f} samples a class are few: the nearest class mean may be better; try --form discriminant"
-    most, fewest = positive.max(), positive.min()
-    if most < UNEVEN * fewest:
-        return ""
     return (
-        f"one class has {most:,} samples, another {fewest:,}, and a ridge head prefers what is frequent: "
-        "where all are asked about alike, try --form discriminant"
+        f"one class has {positive.max():,} samples, another {positive.min():,}, and a ridge head prefers what is "
+        "frequent: where all are asked about alike, try --form discriminant or even"
     )
 
 

@@ -86,6 +86,11 @@ class _Registry(Mapping[str, Method]):
         """Names of the methods of installed packages, whether they can be loaded or not."""
         return sorted(self._entries())
 
+    def of_others(self) -> tuple[str, ...]:
+        """The paths `package.module:Class` of the loaded methods that are not Protofleet's, for another process."""
+        places = map(place_of, self._known.values())
+        return tuple(place for place in places if not place.startswith(f"{__name__}."))
+
     def __getitem__(self, name: str) -> Method:
         if name not in self._known and name in self._entries():
             places = sorted({entry.value for entry in self._entries()[name]})

@@ -10,6 +10,10 @@ one extractor.
                 eq. 12
     answer      arg max_j (W z)_j
 
+With `form=even`, each row of W is divided by the root of its class's share of the samples (`contract/heads/ridge.py`,
+`evened`). So labels that came mostly of a few classes do not draw the answers about all others to these. `form=auto`
+does so where one class has twice the samples of another; `form=ridge` is eq. 12 always.
+
 With `form=discriminant`, the same sums make another head: the nearest class mean by the covariance within classes, as
 GH-OFL (Turazza et al., ICLR 2026) makes it. This head does not prefer the classes of which devices have most samples.
 
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -33,7 +37,7 @@ from protofleet.contract.errors import MethodError
 from protofleet.contract.heads.answers import Answer, linear_answer
 from protofleet.contract.heads.covariance import within_gram
 from protofleet.contract.heads.discriminant import chosen_in_words, discriminant_head, doubted_choice, without_bias
-from protofleet.contract.heads.ridge import Ridge, doubt, scarce_or_uneven, solve, solve_in
+from protofleet.contract.heads.ridge import Ridge, doubt, evened, is_uneven, scarce, scarce_or_uneven, solve, solve_in
 from protofleet.contract.heads.spectrum import Spectrum, repeated
 from protofleet.contract.heads.sphere import projection, unit_rows
 from protofleet.contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
@@ -41,7 +45,16 @@ from protofleet.contract.sums.statistics import FactoredGram, FeatureGram, Stati
 from protofleet.contract.wire.global_state import GlobalState
 from protofleet.contract.wire.messages import ClassRows
 
-__all__ = ["CALIBRATION", "FFC", "agreed_projection", "closed_form", "personal_head", "prepared", "ridge_of"]
+__all__ = [
+    "CALIBRATION",
+    "FFC",
+    "agreed_projection",
+    "closed_form",
+    "of_one_device",
+    "personal_head",
+    "prepared",
+    "ridge_of",
+]
 
 NARROW = 256  # columns that wide features are projected to, where that is compared (docs/methods.md)
 _PAPER = "SphereFed (Dong et al., ECCV 2022)"
@@ -55,9 +68,10 @@ CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
             number=True,
         ),
         "form": Hyper(
-            "ridge",
-            "decision 100: eq. 12; discriminant: GH-OFL's of the same sums, for unequal classes",
-            ("ridge", "discriminant"),
+            "auto",
+            "decision 261: ridge is eq. 12, even divides its rows by the root of the class's share, auto does so where "
+            "classes are unequal; decision 100: discriminant is GH-OFL's of the same sums",
+            ("auto", "ridge", "even", "discriminant"),
         ),
         "project": Hyper(
             0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536
@@ -96,15 +110,18 @@ class FFC(Method):
         return int(hyper["project"]) or width
 
     def variants(self, width: int) -> tuple[Mapping[str, Value], ...]:
-        """Each head, of whole features and, where these are wide, of projected ones."""
-        heads, widths = super().variants(width), (0, NARROW) if width >= 2 * NARROW else (0,)
+        """Each head, of whole features and, where these are wide, of projected ones. Of ridge heads `auto` is one."""
+        usual = {"form": self.hyper["form"].default}
+        heads = [{**usual, **head} for head in super().variants(width) if head.get("form") not in ("ridge", "even")]
+        widths = (0, NARROW) if width >= 2 * NARROW else (0,)
         return tuple({**head, "project": project} for project in widths for head in heads)
 
     def preparation(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
         return {name: hyper[name] for name in ("project", "project_seed") if hyper["project"]}
 
     def agreement(self, hyper: Mapping[str, Value]) -> dict[str, object]:
-        return {name: hyper[name] for name in CALIBRATION}
+        """All but `form`: the aggregator alone makes heads of devices' sums, by that of its own bundle."""
+        return {name: hyper[name] for name in CALIBRATION if name != "form"}
 
     def summarise(self, local: Local) -> Statistic:
         """The sums; of few samples, with a factor in place of the triangle, where the round takes it."""
@@ -130,7 +147,9 @@ class FFC(Method):
     def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, FeatureGram)
         near = doubt(merged, ridge_of(hyper)) or _solved(merged, hyper).doubt
-        return near if near or hyper["form"] == "discriminant" else scarce_or_uneven(merged.counts)
+        if near or hyper["form"] == "discriminant":
+            return near
+        return scarce_or_uneven(merged.counts) if hyper["form"] == "ridge" else scarce(merged.counts)
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
@@ -155,11 +174,19 @@ def agreed_projection(width: int, hyper: Mapping[str, Value]) -> NDArray[np.floa
 
 
 def personal_head(local: Local) -> NDArray[np.float64]:
-    """SphereFed's personalised FFC: the closed-form head (C, D) of a device's own samples and features, unprojected."""
+    """SphereFed's personalised FFC: the closed-form head (C, D) of a device's own samples and features, unprojected.
+
+    A device asks about its classes as often as it has them, so `auto` is eq. 12 here.
+    """
     blocks = (
         (np.asarray(unit_rows(z.astype(np.float64)), dtype=np.float64), labels) for z, labels in local.features("local")
     )
-    return closed_form(FeatureGram.over(blocks, local.classes, local.width), local.hyper)
+    return closed_form(FeatureGram.over(blocks, local.classes, local.width), of_one_device(local.hyper))
+
+
+def of_one_device(hyper: Mapping[str, Value]) -> Mapping[str, Value]:
+    """FFC's hyper-parameters for a head of one device's samples that only this device answers by."""
+    return {**hyper, "form": "ridge"} if hyper["form"] == "auto" else hyper
 
 
 def closed_form(gram: FeatureGram | FactoredGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:
@@ -188,8 +215,10 @@ def _solved(gram: FeatureGram | FactoredGram, hyper: Mapping[str, Value]) -> _So
         if hyper["form"] == "discriminant":
             whole = gram.whole if isinstance(gram, FactoredGram) else gram
             of_gram[settings] = _discriminant(whole, ridge_of(hyper))
-        else:
+        elif hyper["form"] == "ridge":
             of_gram[settings] = _regression(gram, ridge_of(hyper))
+        else:
+            of_gram[settings] = _evened(_solved(gram, {**hyper, "form": "ridge"}), gram, hyper["form"])
     return of_gram[settings]
 
 
@@ -204,6 +233,18 @@ def _regression(gram: FeatureGram | FactoredGram, ridge: Ridge) -> _Solved:
     why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
     doubted = repeated(solution.ridge) if solution.choice.is_limited else ""
     return _Solved(solution.weights, f"ridge {solution.ridge:.2g}, {why[solution.choice.by]}", doubted)
+
+
+def _evened(head: _Solved, gram: FeatureGram | FactoredGram, form: Value) -> _Solved:
+    if form == "auto" and not is_uneven(gram.counts):
+        return head
+    positive = gram.counts[gram.counts > 0]
+    between = f"{positive.min():,} to {positive.max():,}" if len(positive) else "no"
+    return replace(
+        head,
+        weights=evened(head.weights, gram.counts),
+        words=f"{head.words}, rows evened: classes have {between} samples",
+    )
 
 
 def _discriminant(gram: FeatureGram, ridge: Ridge) -> _Solved:

@@ -16,12 +16,13 @@ but with `--verbose`.
 from __future__ import annotations
 
 import contextlib
-import html
+import io
 import json
 import logging
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -31,6 +32,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from protofleet.contract.errors import ProtofleetError, UsageError
+from protofleet.contract.page.html_page import form_page, site_page
 from protofleet.contract.page.page_address import PageAddress
 from protofleet.contract.page.site import Site
 from protofleet.contract.page.visitors import COOKIE, Visitor, Visitors, is_own_host, is_own_origin
@@ -49,6 +51,7 @@ _POLICY = (
 )
 _AT_ONCE = 64 << 10  # bytes of an answer that a browser takes within `_TIMEOUT_S`
 _HTML = "text/html; charset=utf-8"
+_WRONG = '<p class="bad" role="alert">That is not the code. It can be tried again after a second.</p>\n'
 _KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 _STATIC = {f"/{name}.{end}": kind for name in ("page", "shared") for end, kind in _KINDS.items()}
 
@@ -88,9 +91,7 @@ class PageServer:
     def start(self) -> None:
         """Serve."""
         self._thread.start()
-        host = self._server.page_address.host
-        shown = f"[{host}]" if ":" in host else host
-        logger.info(f"page at {self._scheme}://{shown}:{self.port}/")
+        logger.info(f"page at {self._scheme}://{self._server.page_address.reached_at}:{self.port}/")
         self.visitors.tell()
 
     def stop(self) -> None:
@@ -165,11 +166,45 @@ class _Server(ThreadingHTTPServer):
                     self._streams += Counter()  # without those that are 0
 
 
+class _Patient(io.RawIOBase):
+    """What a browser sends, until a moment: a request that comes letter by letter has no more time than another.
+
+    Attributes:
+        until_s: that moment, of a steady clock.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self.until_s = connection, 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("a request that does not end")
+        self._connection.settimeout(left_s)
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(_TIMEOUT_S)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "protofleet", ""
     timeout = _TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._from_browser = _Patient(self.connection)
+        self.rfile = io.BufferedReader(self._from_browser)
+
+    def handle_one_request(self) -> None:
+        self._from_browser.until_s = time.monotonic() + _TIMEOUT_S
+        super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug("page: " + format, *args)
@@ -218,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             visitor = self._visitor()
             token = self.headers.get("X-Protofleet-Token", "")
             if visitor is None or token != visitor.token:
-                self._refuse(403, "no token of this page")
+                self._refuse(403, "no token of this page; load it again")
             else:
                 self._change(visitor, body)
 
@@ -230,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self.server.site.post(visitor, self.path, given)
         except ProtofleetError as error:
             self._refuse(409, str(error))
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError, OverflowError):
             self._refuse(400, "expected JSON of this page's")
         else:
             if answer is None:
@@ -245,24 +280,24 @@ class _Handler(BaseHTTPRequestHandler):
             visitor = self.server.visitors.known(cookie or "", self._who())
         site = self.server.site
         if visitor is None:
-            form = files(__package__).joinpath("pair.html").read_text("utf-8")
-            self._answer(200, form.replace("{{code at}}", html.escape(site.CODE_AT)).encode(), _HTML)
+            self._ask_for_code(200)
             return
         try:
             first = f'{{"token": {json.dumps(visitor.token)}, "state": {site.first(visitor)}}}'
         except ProtofleetError as error:
             self._refuse(500, str(error))
             return
-        first = first.replace("<", "\\u003c").replace("&", "\\u0026")
-        text = files(site.PACKAGE).joinpath("page.html").read_text("utf-8")
-        before, _, after = text.replace("{{title}}", html.escape(site.title)).partition("{{first}}")
-        self._answer(200, f"{before}{first}{after}".encode(), _HTML, cookie=cookie)
+        page = site_page(site.PACKAGE, site.title, site.ABOUT, first)
+        self._answer(200, page.encode(), _HTML, cookie=cookie)
+
+    def _ask_for_code(self, code: int, wrong: str = "") -> None:
+        self._answer(code, form_page(self.server.site.CODE_AT, wrong).encode(), _HTML)
 
     def _pair(self, body: bytes) -> None:
         given = parse_qs(body.decode("utf-8", "replace")).get("code", [""])[0]
         cookie = self.server.visitors.enter(self._who(), given[:40])
         if cookie is None:
-            self._refuse(403, f"another code: it stands at {self.server.site.CODE_AT}")
+            self._ask_for_code(403, _WRONG)
         else:
             self._answer(303, b"", "text/plain", cookie=cookie, location="/")
 
@@ -298,10 +333,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _visitor(self) -> Visitor | None:
         try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
         except CookieError:
             return None
-        return None if found is None else self.server.visitors.known(found.value, self._who())
+        visitor = None if found is None else self.server.visitors.known(found.value, self._who())
+        if visitor is not None:
+            visitor.has_returned = True
+        return visitor
+
+    @property
+    def _cookie(self) -> str:
+        """Of this port: to a browser, all pages of one machine are one place for cookies."""
+        return f"{COOKIE}-{self.server.server_address[1]}"
 
     def _who(self) -> str:
         return str(self.client_address[0])
@@ -340,4 +383,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         if cookie is not None:
             secure = "; Secure" if self.server.context is not None else ""
-            self.send_header("Set-Cookie", f"{COOKIE}={cookie}; Path=/; HttpOnly; SameSite=Strict{secure}")
+            self.send_header("Set-Cookie", f"{self._cookie}={cookie}; Path=/; HttpOnly; SameSite=Strict{secure}")

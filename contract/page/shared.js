@@ -1,4 +1,4 @@
-// Of every page: its first state, elements that are made, and what changes something. All text goes in as text.
+// Of every page: its first state, elements that are made, what comes, and what changes something. All text goes in as text.
 "use strict";
 
 const first = JSON.parse(document.getElementById("first").textContent);
@@ -14,6 +14,24 @@ function made(tag, text, attributes = {}) {
 
 function said(text) {
   at("said").textContent = text;
+}
+
+// Each event of the server's goes to `take`. `address` names where to ask, anew each time; `alone` is shown while nobody answers.
+function listen(address, take) {
+  const events = new EventSource(address());
+  events.onopen = () => { at("alone").hidden = true; };
+  events.onmessage = (event) => take(JSON.parse(event.data));
+  events.onerror = () => {
+    at("alone").hidden = false;
+    if (events.readyState === EventSource.CLOSED) setTimeout(again, 5_000, address, take);
+  };
+}
+
+// After a refusal: there are too many pages; or another process serves this one and does not know us, so it is loaded again.
+async function again(address, take) {
+  const answer = await fetch("/known").catch(() => null); // there is no such thing, but for who is not known
+  if (answer?.status === 403) location.reload();
+  else listen(address, take);
 }
 
 async function post(path, body) {

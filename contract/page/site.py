@@ -29,13 +29,15 @@ class Site(ABC):
     """One page; its methods are called from any thread.
 
     Attributes:
-        PACKAGE: where its `page.html`, `page.js` and `page.css` lie.
+        PACKAGE: where its `page.html` (the body), `page.js` and `page.css` lie.
+        ABOUT: what a browser's tab says of it, beside its title.
         CODE_AT: where the pairing code stands, for who is asked for it.
         version: of its state; another one makes an event.
         changed: is notified with each change.
     """
 
     PACKAGE: ClassVar[str]
+    ABOUT: ClassVar[str]
     CODE_AT: ClassVar[str]
 
     def __init__(self) -> None:

@@ -36,12 +36,14 @@ class Visitor:
         token: that its changes carry.
         who: its network address.
         shown: hashes of what it may look at, for a page that keeps account of it.
+        has_returned: whether it has shown its cookie. Another site can make a browser come, but never with it.
         operator: as whom it gives orders, where it may.
     """
 
     token: str
     who: str
     shown: set[bytes] = field(default_factory=set)
+    has_returned: bool = False
     operator: str = ""
 
 
@@ -86,7 +88,10 @@ class Visitors:
             cookie = secrets.token_urlsafe(32)
             self._known[cookie] = Visitor(secrets.token_urlsafe(32), who)
             while len(self._known) > _MOST_VISITORS:
-                self._known.popitem(last=False)
+                strangers = (
+                    each for each, visitor in self._known.items() if not visitor.has_returned and each != cookie
+                )
+                del self._known[next(strangers, next(iter(self._known)))]
             return cookie
 
     def tell(self, before: str = "") -> None:

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 
 from protofleet.contract.sums.triangle import add_products, pack_triangle
 
-__all__ = ["MAX_BITS", "Factor", "most_rows"]
+__all__ = ["COARSEST", "MAX_BITS", "Factor", "most_rows"]
 
 Float64 = NDArray[np.float64]
 MAX_BITS = 20  # twice as many bits behind the point are as many as exact sums have
 _LARGEST = 2**15 - 1
 _NOTHING = 1e-12  # of the trace: a direction with less is rounding
-_COARSEST = 2.0**-8  # of the samples: what rounding may raise the trace by
+COARSEST = 2.0**-8  # of the samples: what rounding may raise the trace by
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Factor:
 
     def is_fine(self, samples: float) -> bool:
         """Whether rounding raises the trace by no more than a 256th of the samples. A coarser factor is refused."""
-        return self.slack(samples) <= _COARSEST * max(samples, 1.0)
+        return self.slack(samples) <= COARSEST * max(samples, 1.0)
 
 
 def most_rows(width: int, number_bytes: int) -> int:

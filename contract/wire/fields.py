@@ -226,7 +226,8 @@ def _map_of(name: Kind, value: Kind, limits: Limits) -> Kind:
 
 
 def _is_one(kind: Kind, value: Any) -> bool:
-    return isinstance(value, kind.cbor) and (kind.fits is None or kind.fits(value))
+    is_of_kind = isinstance(value, kind.cbor) and (type(value) is not bool or bool in kind.cbor)
+    return is_of_kind and (kind.fits is None or kind.fits(value))
 
 
 def _part(part: type[Part]) -> Kind:

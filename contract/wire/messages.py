@@ -123,6 +123,7 @@ LEAST_LIMIT_BYTES = 1_024
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
 MAX_HEARD = 4  # keys whose numbers a status tells
+MAX_PROPOSED = 16  # classes that a status tells of
 
 EntryName = Annotated[str, Limits(1, MAX_NAME)]
 VersionText = Annotated[str, Limits(0, MAX_VERSION)]
@@ -220,6 +221,8 @@ class Announcement(Message, number=1, grows=True):
         calibration: how scores of answers become probabilities, from what devices report; None where no reports are
             asked for.
         factors: whether a factor of a triangle may be sent in its place.
+        proposals: whether devices may tell which classes were proposed for their photos, and the share of their photos
+            that is unknown. An older aggregator asks for neither, and refuses a status that has `proposed`.
     """
 
     run: Annotated[Run, Key(2)]
@@ -246,6 +249,7 @@ class Announcement(Message, number=1, grows=True):
     proof: Annotated[Signature, Key(24, optional=True)] = b""
     calibration: Annotated[AnnouncedCalibration | None, Key(26, optional=True)] = None
     factors: Annotated[bool, Key(27, optional=True)] = False
+    proposals: Annotated[bool, Key(28, optional=True)] = False
 
     def check_together(self) -> None:
         _require(self.bundle not in self.others, "bundles", "different ones", "one twice")
@@ -651,6 +655,8 @@ class Status(Message, number=6):
         rival: another process under the same id that this status answers: the later process leaves. None for none.
         calibration: what its held-out photos say of the calibration of answers; None where it is told nothing, or not
             asked.
+        proposed: classes that its owner has proposed, with how many photos each; None where it is told nothing, or not
+            asked.
     """
 
     online: Annotated[bool, Key(2)]
@@ -663,6 +669,7 @@ class Status(Message, number=6):
     heard: Annotated[tuple[Mark, ...], Limits(1, MAX_HEARD), Key(9, optional=True)] = ()
     rival: Annotated[Rival | None, Key(10, optional=True)] = None
     calibration: Annotated[CalibrationReport | None, Key(11, optional=True)] = None
+    proposed: Annotated[Mapping[EntryName, Positive] | None, Limits(1, MAX_PROPOSED), Key(12, optional=True)] = None
 
 
 def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int, width: int) -> None:

@@ -30,6 +30,7 @@ from protofleet.edge_client.answers.knowledge import Following, Knowledge
 from protofleet.edge_client.answers.predictor import Answers, NoAnswerError, Predictor
 from protofleet.edge_client.answers.suggestions import uncertainty_of
 from protofleet.edge_client.cameras.camera import Picture, Reader
+from protofleet.edge_client.cameras.motion import Motion
 from protofleet.edge_client.cameras.sources import pictures_of
 from protofleet.edge_client.data.decode import Broken, Crop, Shape, decode_image, image_shape
 from protofleet.edge_client.data.samples import pixel_hash
@@ -125,6 +126,7 @@ class CameraAnswers:
     Args:
         every_s: between two pictures.
         crop: the part of the pictures that counts.
+        on_motion: whether only pictures are taken in which something has moved (`cameras/motion.py`).
 
     Attributes:
         on_photo: called in that thread after each picture that was kept.
@@ -141,9 +143,11 @@ class CameraAnswers:
         *,
         every_s: float,
         crop: Crop | None = None,
+        on_motion: bool = False,
     ) -> None:
         self.camera, self._answers, self._ring = camera, answers, ring
-        self._every_s, self._crop = every_s, crop
+        self._motion = Motion(every_s, crop) if on_motion else None
+        self._look_s, self._crop = every_s if self._motion is None else self._motion.look_s, crop
         self.on_photo: Callable[[], None] = lambda: None
         self._changes, self._stopping = Changes(logger), threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera-answers", daemon=True)
@@ -179,10 +183,12 @@ class CameraAnswers:
             self._stopping.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        for picture in pictures_of(self.camera, self._every_s, sleep=self._sleep):
+        for picture in pictures_of(self.camera, self._look_s, sleep=self._sleep):
             if self._stopping.is_set():
                 return
-            self._take(picture)
+            if self._motion is None or self._motion.is_wanted(picture):
+                self._take(picture)
+            del picture  # not kept while the next one is read
 
     def _sleep(self, duration_s: float) -> None:
         if self._stopping.wait(duration_s):
@@ -204,6 +210,8 @@ class CameraAnswers:
             self._version = version
             self._answer_anew(version)
         self.newest = Answered(id_of(pixel_hash(x)), photo.answer, photo.probability, photo.is_unknown)
+        if not self.taken:
+            logger.info(f"camera {self.camera.shown}: the first picture is there")
         self.taken, self.newest_s = self.taken + 1, time.time()
         self.on_photo()
 

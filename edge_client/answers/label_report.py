@@ -9,20 +9,27 @@
   which ten more are spread evenly.
 - A warning: answers about a class have become worse while others were named, if the intervals of its earlier and its
   later half do not touch. The class that was most often answered instead is named, too.
+- A second warning: classes with fewer labels than the mean of all named ones have become worse, taken together. Each of
+  them has as many answers in the earlier half as in the later one, so the halves differ in no class's share. It is
+  given if the 95 % interval of the difference (Newcombe, Statistics in Medicine 1998, method 10) is below 0, and most
+  of the later wrong answers are classes with more labels than that. Classes with a warning of their own are left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ClassLabels", "LabelReport", "report_of", "wilson"]
+from protofleet.contract.names import listed
+
+__all__ = ["ClassLabels", "LabelReport", "difference", "report_of", "wilson"]
 
 _Z = 1.959963984540054  # 95 %
 _MORE = 10
-_LEAST = 4  # answers in each half of a class that is compared
+_LEAST = 4  # answers in each half of a class that is compared, or of several together
+_LISTED = 3  # classes that a sentence names
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class LabelReport:
 
     Attributes:
         most_helpful: the class that ten more labels would help most; empty without a class.
-        warnings: of classes that have become worse, a sentence each.
+        warnings: of classes that have become worse, a sentence each; at last of those that were named less often,
+            together.
     """
 
     classes: tuple[ClassLabels, ...]
@@ -73,8 +81,11 @@ def report_of(labels: Sequence[str], learned: Sequence[tuple[str, str]]) -> Labe
         asked, right = len(by_class[label]), by_class[label].count(label)
         classes.append(ClassLabels(label, counts[label], asked, right, *wilson(right, asked)))
     best = max(classes, key=lambda one: _gain(one, len(learned), len(labels)), default=None)
-    warnings = tuple(line for label in labels if (line := _worse(label, by_class[label])))
-    return LabelReport(tuple(classes), "" if best is None else best.label, warnings)
+    warned = {label: line for label in labels if (line := _worse(label, by_class[label]))}
+    rest = _others_worse({label: by_class[label] for label in labels if label not in warned}, counts)
+    return LabelReport(
+        tuple(classes), "" if best is None else best.label, (*warned.values(), *([rest] if rest else []))
+    )
 
 
 def wilson(right: int, asked: int) -> tuple[float, float]:
@@ -85,6 +96,17 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
     middle = (share + z / 2) / (1 + z)
     half = _Z * math.sqrt(share * (1 - share) / asked + z / (4 * asked)) / (1 + z)
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def difference(right: int, asked: int, before: int, asked_before: int) -> tuple[float, float]:
+    """The 95 % interval of one share less another, of independent answers, −1 to 1."""
+    if not asked or not asked_before:
+        return -1.0, 1.0
+    (low, high), (low_before, high_before) = wilson(right, asked), wilson(before, asked_before)
+    share, share_before = right / asked, before / asked_before
+    below = math.hypot(share - low, high_before - share_before)
+    above = math.hypot(high - share, share_before - low_before)
+    return share - share_before - below, share - share_before + above
 
 
 def _gain(one: ClassLabels, labels: int, classes: int) -> float:
@@ -107,4 +129,29 @@ def _worse(label: str, answers: list[str]) -> str:
     return (
         f"{label} is answered worse than before: {after} of the last {len(later)} right, {before} of the {half} before;"
         f" mostly {instead} is answered instead, so name more photos of {label}"
+    )
+
+
+def _others_worse(by_class: Mapping[str, list[str]], counts: Counter[str]) -> str:
+    """A sentence where later answers about the classes that were named less often are worse than earlier ones."""
+    even = counts.total() / max(len(counts), 1)  # of the classes that anybody named
+    rare = {label: answers for label, answers in by_class.items() if counts[label] < even and len(answers) > 1}
+    half = sum(len(answers) // 2 for answers in rare.values())
+    if half < _LEAST:
+        return ""
+    before = sum(answers[: len(answers) // 2].count(label) for label, answers in rare.items())
+    later = [(label, answer) for label, answers in rare.items() for answer in answers[-(len(answers) // 2) :]]
+    wrong = Counter(answer for label, answer in later if answer != label)
+    after = half - wrong.total()
+    low, high = difference(after, half, before, half)
+    often = sum(count for answer, count in wrong.items() if counts[answer] > even)
+    if high >= 0 or 2 * often <= wrong.total():
+        return ""
+    instead = max((answer for answer in wrong if counts[answer] > even), key=lambda answer: wrong[answer])
+    worst = sorted(rare, key=lambda label: -sum(label == one != answer for one, answer in later))[:_LISTED]
+    return (
+        f"classes that you named less often are answered worse than before: {after} of their last {half} right, "
+        f"{before} of the {half} before ({-100 * high:.0f} to {-100 * low:.0f} points less, 95 % interval); mostly "
+        f"{instead} is answered instead, so name more photos of {listed(worst)}; where that does not help, "
+        "the fleet's operator can take --form even or discriminant"
     )

@@ -8,5 +8,6 @@ A camera is named by a text, `rtsp://host/door`. The way of a picture:
    `http_snapshot`, `mqtt_snapshots`, `picamera` through a process (`picamera_helper`), `folder` through `photo_watch`.
    A server's answer has a `deadline`; a password is given as `signature` says.
 3. `sources` waits and reads anew where a camera is gone.
-4. `camera` has what they share: a picture, which part of it counts, how it is brought to a bundle's shape.
+4. `motion` says which of them are wanted, where only those are in which something has moved.
+5. `camera` has what they share: a picture, which part of it counts, how it is brought to a bundle's shape.
 """

@@ -167,6 +167,7 @@ class _Drain:
                 if pixels is not None:
                     self._wanted.clear()
                     self._newest.put(Picture(pixels, came_s))
+                    pixels = None  # whoever has it now lets go of it while the next is decoded
                 elif broken == _BROKEN:
                     raise CameraGoneError(f"no key frame of {_BROKEN} is whole, and at most {MAX_PIXELS:,} pixels")
             self._newest.end("the stream has ended")

@@ -21,7 +21,7 @@ from protofleet.contract.names import listed
 from protofleet.contract.printable import undisclosed
 from protofleet.edge_client.cameras.camera import CameraGoneError, Picture, Reader
 
-__all__ = ["CAMERAS", "CAMERA_HELP", "Kind", "camera_of", "pictures_of"]
+__all__ = ["CAMERAS", "CAMERA_HELP", "ON_MOTION_HELP", "Kind", "camera_of", "pictures_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,10 @@ CAMERAS: Mapping[str, Kind] = MappingProxyType(  # by the word before the colon
 )
 _FORMS = listed(kind.form for kind in CAMERAS.values())
 CAMERA_HELP = f"A camera: {_FORMS}."
+ON_MOTION_HELP = (
+    "Take a picture of the camera when something has moved, at most one each --every; where nothing moves, one each 10"
+    " minutes, or each --every where that is longer."
+)
 
 
 def camera_of(text: str) -> Reader:
@@ -93,6 +97,7 @@ def pictures_of(camera: Reader, every_s: float, *, sleep: Callable[[float], None
                         logger.info(f"camera {camera.shown} is back")
                     wait_s, is_gone = _FIRST_S, False
                     yield picture
+                    del picture  # not kept while the next one is read
         except CameraGoneError as error:
             why = str(error)
         if camera.ends:

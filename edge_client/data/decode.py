@@ -63,6 +63,7 @@ is shown."""
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 MAX_PIXELS = 25_000_000  # of what is decoded: 100 MB, since Pillow holds RGB in four bytes
 _LARGE_PIXELS = 2_000_000  # above, one at a time
+_BAND_PIXELS = 1 << 16  # of a camera's picture, averaged together
 _PROGRESSIVE_LARGE = 8_000_000  # a progressive JPEG holds all its coefficients, at whatever scale it is decoded
 _REDUCING_GAP = 3.0  # Pillow first averages whole blocks of pixels, as far as three times the wanted size
 FEW = 5  # broken images that are named
@@ -212,13 +213,44 @@ def decode_image(source: str | bytes, shape: Shape, crop: Crop | None = None) ->
 def fit_pixels(pixels: NDArray[np.uint8], shape: Shape, crop: Crop | None = None) -> NDArray[np.uint8]:
     """A camera's picture (H, W) grey or (H, W, 3) RGB, brought to (H, W, c) as a file of the same pixels would be.
 
+    No second copy of a large picture is made: its blocks are averaged band by band.
+
     Raises:
         DataError: it has too many pixels, or does not hold the crop.
     """
+    height, width, channels = shape
     try:
-        return _decoded(Image.fromarray(pixels), shape, crop)
+        _check_pixels(pixels.shape[1], pixels.shape[0])
+        if crop is not None:
+            x, y, across, down = _checked_crop(crop, pixels.shape[1], pixels.shape[0])
+            pixels = pixels[y : y + down, x : x + across]
+        down, across = pixels.shape[:2]
+        blocks = _blocks(across, width), _blocks(down, height)
+        if blocks == (1, 1):
+            return _decoded(Image.fromarray(np.ascontiguousarray(pixels)), shape)
+        image = _averaged(pixels, blocks)
+        box = (0.0, 0.0, across / blocks[0], down / blocks[1])
+        image = image.resize((width, height), Image.Resampling.BILINEAR, box)
+        return np.asarray(image.convert(_MODES[channels]), dtype=np.uint8).reshape(shape)
     except ValueError as error:
         raise DataError("the picture", expected="one that can be used", got=error) from None
+
+
+def _blocks(pixels: int, wanted: int) -> int:
+    """How many pixels one after another Pillow averages first, for so many of them (`Image.resize`, reducing_gap)."""
+    return max(int(pixels / wanted / _REDUCING_GAP), 1)
+
+
+def _averaged(pixels: NDArray[np.uint8], blocks: tuple[int, int]) -> Image.Image:
+    """As `Image.fromarray(pixels).reduce(blocks)`."""
+    down, across = pixels.shape[:2]
+    rows = blocks[1] * max(_BAND_PIXELS // (blocks[1] * across), 1)
+    bands = (Image.fromarray(np.ascontiguousarray(pixels[y : y + rows])) for y in range(0, down, rows))
+    reduced = [band.reduce(blocks) for band in bands]
+    whole = Image.new(reduced[0].mode, (reduced[0].width, sum(band.height for band in reduced)))
+    for place, band in enumerate(reduced):
+        whole.paste(band, (0, place * rows // blocks[1]))
+    return whole
 
 
 def image_shape(source: str | bytes) -> Shape | None:
@@ -333,17 +365,25 @@ def _cropped(image: Image.Image, crop: Crop) -> Image.Image:
     Raises:
         ValueError: it has too many pixels, or not all of that part.
     """
-    if image.width * image.height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
+    _check_pixels(image.width, image.height)
     with _one_large if image.width * image.height > _LARGE_PIXELS else contextlib.nullcontext():
         image.load()
         turn = _orientation(image)
         image = image.transpose(_TURNS[turn]) if turn in _TURNS else image
-    x, y, width, height = crop
-    if x + width > image.width or y + height > image.height:
-        part = ",".join(map(str, crop))
-        raise ValueError(f"{image.width} x {image.height} pixels, which do not hold the crop {part}")
+    x, y, width, height = _checked_crop(crop, image.width, image.height)
     return image.crop((x, y, x + width, y + height))
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+
+
+def _checked_crop(crop: Crop, width: int, height: int) -> Crop:
+    if crop[0] + crop[2] > width or crop[1] + crop[3] > height:
+        part = ",".join(map(str, crop))
+        raise ValueError(f"{width} x {height} pixels, which do not hold the crop {part}")
+    return crop
 
 
 def _plain_mode(image: Image.Image, wanted: str) -> Image.Image:

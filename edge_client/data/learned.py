@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import Manifest
-from protofleet.contract.errors import DataError, StoreError, UsageError, near_names
-from protofleet.contract.files.sqlite import Database, Kind, Watch, as_written, read_only, typed
+from protofleet.contract.errors import DataError, InUseError, StoreError, UsageError, near_names
+from protofleet.contract.files.sqlite import Database, Kind, Watch, as_written, cut_log, discard, read_only, typed
 from protofleet.edge_client.data.listing import Images, Listing
 from protofleet.edge_client.data.npz import pixels
 from protofleet.edge_client.data.samples import LocalData, pixel_hash
@@ -50,6 +50,7 @@ FILE = "learned.sqlite"
 KIND = Kind(
     "file of learned examples",
     "--state",
+    remedy="protofleet photos --erase --learned, which removes the file",
     application_id=0x50464C45,  # "PFLE"
     steps=(
         "CREATE TABLE examples (pixels BLOB PRIMARY KEY, source BLOB NOT NULL, label TEXT NOT NULL, png BLOB NOT NULL)",
@@ -135,7 +136,7 @@ class LearnedFile:
 
         Args:
             answered: the label that was answered about it before; empty where nobody asked. A corrected example keeps
-                its first one.
+                its first one, also where nobody asked: what is answered later has learned it.
 
         Raises:
             DataError: the bundle has no such class.
@@ -154,7 +155,8 @@ class LearnedFile:
             if len(known) == 1 and known[0][0] == label:
                 return "known"
             db.execute("DELETE FROM examples WHERE pixels = ? OR source = ?", _hashes(example))
-            answered = next((str(before) for _, before in known if before), answered)
+            if known:
+                answered = next((str(before) for _, before in known if before), "")
             row = (example.pixels, example.source, label, _png(example.x), answered, time.time())
             db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?, ?, ?)", row)  # a damaged index hides a row
         return "corrected" if known else "learned"
@@ -178,6 +180,27 @@ class LearnedFile:
         if row is None:
             raise DataError("nothing to unlearn", expected="a photo that this device was taught", got="another one")
         return str(row[0])
+
+    def unlearn_all(self) -> int | None:
+        """Remove every example; gives how many. A kill on the way leaves all of them or none.
+
+        Where the file does not let that be done, it is removed as a whole: None.
+
+        Raises:
+            StoreError: as `learn`, or another process reads for half a minute.
+        """
+        if not os.path.exists(self._path):
+            return 0
+        try:
+            with self._changing() as db:
+                count = int(db.execute("DELETE FROM examples").rowcount)
+        except InUseError:
+            raise
+        except (StoreError, UsageError):
+            discard(self._path, KIND)
+            return None
+        cut_log(self._path, KIND)
+        return count
 
     @contextlib.contextmanager
     def _changing(self, *, erasing: bool = False) -> Iterator[Any]:
@@ -381,7 +404,7 @@ def _as_data() -> Iterator[None]:
     try:
         yield
     except (StoreError, UsageError) as error:
-        raise DataError(error.message, expected=error.expected, got=error.got, hint="another --state") from None
+        raise DataError(error.message, expected=error.expected, got=error.got, hint=error.hint) from None
 
 
 class _Joined:

@@ -34,10 +34,11 @@ from numpy.typing import NDArray
 from protofleet.contract.bundle.bundle_file import Manifest
 from protofleet.contract.errors import DataError
 from protofleet.contract.files.atomic_files import whole_file
+from protofleet.contract.files.sqlite import Watch
 from protofleet.contract.methods import method
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.draws import Draws
-from protofleet.edge_client.data.learned import ExampleGoneError, Learned
+from protofleet.edge_client.data.learned import FILE, ExampleGoneError, Learned
 from protofleet.edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from protofleet.edge_client.data.sources import list_source, source_of
 from protofleet.edge_client.data.splits import ranks_of
@@ -100,6 +101,8 @@ class OwnSamples:
         self._cache, self._path, self._draws = state / "images", state / "photos-sent", Draws(draw_key, state)
         self.rule: HoldOut = rule
         self.learned = Learned(learned or state)
+        self._taught_path = (learned or state) / FILE
+        self._taught, self._had_taught = Watch(self._taught_path), False
         self._test: LocalData | None = None
         self._test_beside: bytes | None = None  # which examples it was read beside
         self._at_last_look: tuple[bytes, _Ranks | None] = b"", None  # at the last look: a stamp, and which photos
@@ -113,6 +116,7 @@ class OwnSamples:
         Raises:
             DataError, UsageError: as `protofleet.edge_client.data.load`.
         """
+        self.was_taught()
         self._at_last_look = self._listed()
         self._count_new()
         return self._settled()
@@ -142,6 +146,14 @@ class OwnSamples:
         except DataError as error:
             self._at_last_read, self._unreadable = self._at_last_look, error
             raise
+
+    def was_taught(self) -> bool:
+        """Whether any process has learned or unlearned something since the last call, or removed the file of it.
+
+        It takes microseconds.
+        """
+        had, self._had_taught = self._had_taught, self._taught_path.exists()
+        return self._taught.changed() or (had and not self._had_taught)
 
     @property
     def has_changed(self) -> bool:
@@ -240,6 +252,7 @@ class OwnSamples:
         if held_out is None or not len(held_out):
             lost = "accuracy stays unknown; --test" if self._test is None else "nothing shows whether training helps"
             few = f"too few photos to hold {share:.0%} out of classes of {LEAST} or more"
-            logger.info(f"{few if draws is None else 'no photo is drawn to be held out'}: {lost}")
+            if len(data):  # a camera's labels are still to come
+                logger.info(f"{few if draws is None else 'no photo is drawn to be held out'}: {lost}")
             return Samples(data, self._test, None)
         return Samples(data, held_out if self._test is None else self._test, held_out)

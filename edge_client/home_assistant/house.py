@@ -7,8 +7,12 @@
    does (`DevicePage.name`). What came of it is the entity "Last word".
 4. `homeassistant/status` says `online`: all is said again.
 
-Before the first answer of a day is published the ledger says so: one row for a day and broker. No trouble of this
-connection ends the client.
+Before the first answer of a day is published the ledger says so: one row for a day and broker. Where it cannot, no
+answer is published.
+
+That broker may belong to anybody. No trouble of this connection ends the client: a message that is larger than a choice
+ends the connection, of many choices or `online` in short time `flood` lets few be done, and a broker that refuses us is
+asked again, ever later.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from protofleet.contract.mqtt.link import Connected, Disconnected, Failed, Link,
 from protofleet.contract.printable import printable
 from protofleet.edge_client.answers.camera_answers import Answered, CameraAnswers
 from protofleet.edge_client.home_assistant.discovery import LONGEST, STATUS, Topics, discovery
+from protofleet.edge_client.home_assistant.flood import Flood
 from protofleet.edge_client.home_assistant.steady import Steady
 from protofleet.edge_client.page.device_page import DevicePage
 from protofleet.edge_client.photos.kept_photo import ID
@@ -42,7 +47,11 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _PACE_S = 60.0  # between two states with the same answer
 _LARGEST = 4096  # bytes of a choice
+_CHOICES, _CHOICES_S = 20, 10.0  # that are done in so many seconds
+_REPEAT_S = 5.0  # until all is said again once more
+_AGAIN_S, _LATEST_AGAIN_S = 5.0, 300.0  # until a broker that has refused us is asked again: the first wait, the longest
 _DAY_S = 86_400
+_TOO_MANY = f"refused: more than {_CHOICES} choices in {_CHOICES_S:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -82,17 +91,23 @@ class House:
         self._is_up, self._closing, self._is_due = False, threading.Event(), False
         self._published: Answered | None = None
         self._published_s, self._recorded = float("-inf"), -1
-        self._said, self._label, self._changes = "", "", Changes(logger)
-        topics = shown.topics
-        self._link = Link(
-            address,
+        self._said, self._labelled, self._changes = "", ("", ""), Changes(logger)
+        self._flood, self._again_s = Flood(_CHOICES, _CHOICES_S), _AGAIN_S
+        self._repeats, self._repeat_at = False, float("-inf")
+        self._is_refused = False
+        self._link = self._made_link()
+        self._thread = threading.Thread(target=self._run, name="home-assistant", daemon=True)
+
+    def _made_link(self) -> Link:
+        topics = self._own.topics
+        return Link(
+            self._address,
             f"pf-house-{os.urandom(6).hex()}",
             subscriptions=(topics.of("teach"), STATUS),
             will=(topics.of("available"), b"offline"),
             largest_bytes=_LARGEST,
             content_type="application/json",
         )
-        self._thread = threading.Thread(target=self._run, name="home-assistant", daemon=True)
 
     def start(self) -> None:
         """Begin to connect."""
@@ -119,20 +134,29 @@ class House:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._turn(self._link.receive(_LOOK_S))
-            except _OverError:
-                return
+                if self._is_refused:
+                    self._ask_again()
+                else:
+                    self._turn(self._link.receive(_LOOK_S))
             except ProtofleetError as error:
                 self._changes.say(f"Home Assistant: {error}", level=logging.WARNING)
             except Exception as error:  # whatever comes from that broker, the client goes on
                 self._changes.say(f"Home Assistant: {type(error).__name__}", level=logging.WARNING)
                 logger.debug("the thread for Home Assistant", exc_info=True)
 
+    def _ask_again(self) -> None:
+        """Make the connection anew after a wait: a broker that asks Home Assistant refuses all until that has begun."""
+        self._link.close(timeout_s=0.0)
+        if not self._closing.wait(self._again_s):
+            self._again_s = min(2 * self._again_s, _LATEST_AGAIN_S)
+            self._link = self._made_link().open()  # where it cannot be made, that is tried again, too
+            self._is_refused = False
+
     def _turn(self, event: object) -> None:
         if isinstance(event, Connected):
-            self._is_up = True
+            self._is_up, self._repeats, self._again_s = True, True, _AGAIN_S
+            self._repeat_at = float("-inf")
             self._changes.say(f"shown to Home Assistant at {self._address}")
-            self._say_all()
         elif isinstance(event, Disconnected):
             self._is_up = False
             line = f"no connection to Home Assistant's broker {self._address} ({event.reason})"
@@ -140,15 +164,18 @@ class House:
         elif isinstance(event, Noticed):
             self._changes.say(event.line)
         elif isinstance(event, Failed):
-            self._changes.say(f"not shown to Home Assistant any more: {event.error}", level=logging.WARNING)
-            raise _OverError
+            self._is_up, self._is_refused = False, True
+            self._changes.say(f"not shown to Home Assistant: {event.error}, trying again", level=logging.WARNING)
         elif isinstance(event, Received):
             self._link.acknowledge(event)
             if event.topic == STATUS:
                 if event.payload == b"online" and not event.retained:  # a retained one is older than this connection
-                    self._say_all()
+                    self._repeats = True
             elif not event.retained:  # a broker that keeps a choice would make it again and again
                 self._choose(event.payload)
+        if self._is_up and self._repeats and time.monotonic() >= self._repeat_at:
+            self._repeats, self._repeat_at = False, time.monotonic() + _REPEAT_S
+            self._say_all()
         self._tell()
 
     # ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,12 +199,10 @@ class House:
         same = before is not None and (before.answer, before.is_unknown) == (shown.answer, shown.is_unknown)
         if same and time.monotonic() - self._published_s < _PACE_S:
             return
-        with self._lock:
-            self._is_due = False
-        if before is None or before.id != shown.id:
-            self._label = ""
-        self._published, self._published_s = shown, time.monotonic()
         self._record()
+        with self._lock:
+            self._is_due = self._steady.shown is not shown  # where another one has come meanwhile
+        self._published, self._published_s = shown, time.monotonic()
         self._publish_state()
         if self._own.photo and (photo := self._ring.find(shown.id)) is not None:
             self._link.publish(self._own.topics.of("photo"), self._ring.image(photo))
@@ -186,12 +211,14 @@ class House:
         shown = self._published
         if shown is None:
             return
+        self._record()
+        id, label = self._labelled
         state = {
             "answer": shown.answer[:LONGEST] or None,
             "probability": None if shown.probability is None else round(100 * shown.probability, 1),
             "unknown": "ON" if shown.is_unknown else "OFF",
             "photo": shown.id,
-            "teach": self._label[:LONGEST] or None,
+            "teach": label[:LONGEST] if id == shown.id else None,
             "said": self._said[:LONGEST] or None,
             "bundle": self._own.bundle,
             "left": self._own.left_bytes(),
@@ -200,7 +227,11 @@ class House:
         self._link.publish(self._own.topics.of("state"), payload, retain=True)
 
     def _record(self) -> None:
-        """Have the ledger say that answers leave on this day."""
+        """Have the ledger say that answers leave on this day.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
         day = int(time.time() // _DAY_S)
         if day == self._recorded:
             return
@@ -214,6 +245,12 @@ class House:
     # ── what is chosen ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _choose(self, payload: bytes) -> None:
+        if not self._flood.lets(time.monotonic()):
+            if self._said != _TOO_MANY:  # which is said once
+                self._said = _TOO_MANY
+                self._changes.say(f"Home Assistant: {self._said}", level=logging.WARNING)
+                self._publish_state()
+            return
         try:
             self._said = self._taught(payload)
         except ProtofleetError as error:
@@ -239,9 +276,5 @@ class House:
         if not label:
             return f"refused: photo {id} has no such class"
         self._page.name([id], label)
-        self._label = label
+        self._labelled = id, label
         return f"photo {id} is {printable(label)}"
-
-
-class _OverError(Exception):
-    """The broker has refused us for good."""

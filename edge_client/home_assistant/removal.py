@@ -33,7 +33,8 @@ def address_of(settings: ClientSettings) -> Address:
     if settings.home_assistant == FLEETS_BROKER:
         return Address.parse(settings.broker, **files).of_process("home-assistant")
     url = settings.home_assistant or ""
-    return Address.parse(url, ca_file=settings.ca) if url.lower().startswith("mqtts") else Address.parse(url)
+    ca_file = settings.ca if url.lower().startswith("mqtts") else None
+    return Address.parse(url, ca_file=settings.home_assistant_ca or ca_file)
 
 
 def remove(settings: ClientSettings) -> None:

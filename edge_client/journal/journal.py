@@ -200,6 +200,10 @@ class Journal:
         """Release the directory. What was committed is safe whether this is called or not."""
         self._file.close()
 
+    def rest(self) -> None:
+        """Let go of the memory that reading and writing took, up to 1 MiB, until they are needed again."""
+        self._file.rest()
+
     # ── this process ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, instance: bytes) -> int:
@@ -412,6 +416,7 @@ class Journal:
                 (receipt.status, receipt.reason, uplink_bytes, *key),
             ).rowcount
             self._drop_old_payloads(db)
+        self.rest()  # which has read all that is kept
         return changed == 1
 
     def outcome(self, key: Key) -> tuple[str, int] | None:

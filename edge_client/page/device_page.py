@@ -6,15 +6,18 @@ A tap is confirmed only when the label is on the disk (`edge_client/data/learned
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from protofleet.contract.bundle.bundle_file import Manifest
+from protofleet.contract.bundle.class_names import check_proposed
 from protofleet.contract.errors import DataError
 from protofleet.contract.page.site import Content, Site
 from protofleet.contract.page.visitors import Visitor
@@ -23,8 +26,8 @@ from protofleet.edge_client.answers.label_report import report_of
 from protofleet.edge_client.answers.photos_to_name import ToName, photos_to_name
 from protofleet.edge_client.data.learned import Learned, LearnedFile, example_of
 from protofleet.edge_client.hardware import process_metrics
-from protofleet.edge_client.photos.kept_photo import ID, KeptPhoto
-from protofleet.edge_client.photos.naming import name_photos
+from protofleet.edge_client.photos.kept_photo import ID, KeptPhoto, id_of
+from protofleet.edge_client.photos.naming import name_photos, proposed_classes
 from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.privacy.elapsed_time import moment
 from protofleet.edge_client.privacy.ledger import BESIDE, Cost, Entry, Ledger, digest_of, read_ledger
@@ -33,8 +36,9 @@ __all__ = ["DevicePage", "Owned"]
 
 _NEWEST, _WANTED, _RANKED = 24, 12, 300  # photos shown as they came; to name; and those that are ranked for it
 _UNDOES = 50
-_LONGEST = 64  # characters of a class that is proposed
 _MOST_AT_ONCE = 200
+_MOST_SHOWN = 1024  # photos more that visitors may look at, before those that have left are struck off
+_MOST_COUNTS = 16  # of photos that a visitor was shown, by hour and address
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Owned:
         cost: what all releases have cost, in words.
         basis: what answers rest on, in words.
         on_change: called after each change.
+        tells_proposed: whether the fleet's operator is told of classes that are proposed here.
+        profiled: figures of `profile --measure`.
     """
 
     name: str
@@ -60,12 +66,15 @@ class Owned:
     cost: Callable[[], str]
     basis: Callable[[], str]
     on_change: Callable[[], None]
+    tells_proposed: bool = False
+    profiled: Mapping[str, float] = field(default_factory=dict)
 
 
 class DevicePage(Site):
     """The page of one client; from any thread."""
 
     PACKAGE: ClassVar[str] = __package__
+    ABOUT: ClassVar[str] = "what it sees"
     CODE_AT: ClassVar[str] = "the terminal of protofleet client"
 
     def __init__(self, own: Owned) -> None:
@@ -74,9 +83,12 @@ class DevicePage(Site):
         self._learned = Learned(own.directory)
         self._file = LearnedFile(own.directory, own.manifest.labels)
         self._lock = threading.RLock()
-        self._undo: deque[list[tuple[KeptPhoto, str | None]]] = deque(maxlen=_UNDOES)
+        self._undo: deque[list[tuple[KeptPhoto, str | None]]] = deque(maxlen=_UNDOES)  # as of `_did`
+        self._shown: WeakKeyDictionary[Visitor, Counter[tuple[int, str]]] = WeakKeyDictionary()  # by hour and address
+        self._shown_at: WeakKeyDictionary[Visitor, str] = WeakKeyDictionary()  # the address that was shown some last
+        self._unstruck = 0  # photos that were shown since those that have left were struck off
         self._state: dict[str, Any] = {}
-        self._of = -1  # the version that `_state` is of
+        self._of = (-1, 0)  # the version and the ring's commits of others that `_state` is of
 
     @property
     def title(self) -> str:
@@ -89,9 +101,10 @@ class DevicePage(Site):
             StoreError: the disk refuses.
         """
         with self._lock:
-            if self._of != self.version:
-                self._of = self.version
+            of = (self.version, self._own.ring.commits_of_others)
+            if self._of != of:
                 self._state = self._made()
+                self._of = of
             state = self._state
             self._show(visitor, state["pixels"])
         return {name: value for name, value in state.items() if name != "pixels"}
@@ -110,12 +123,14 @@ class DevicePage(Site):
         return None if image is None else Content(image, "image/jpeg")
 
     def post(self, visitor: Visitor, path: str, given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """What a tap does: `/name`, `/aside` or `/undo`."""
+        """What a tap does: `/name`, `/aside`, `/erase` or `/undo`."""
         ids = [str(id) for id in given.get("photos", [])]
         if path == "/name":
             count = self.name(ids, str(given.get("label", "")))
         elif path == "/aside":
             count = self.set_aside(ids, str(given.get("why", "")), str(given.get("proposed", "")))
+        elif path == "/erase":
+            count = self.erase(ids)
         elif path == "/undo":
             count = self.undo()
         else:
@@ -123,9 +138,9 @@ class DevicePage(Site):
         return {"count": count, "state": self.state(visitor)}
 
     def image(self, visitor: Visitor, id: str) -> bytes | None:
-        """The JPEG of a photo that was shown to this visitor; None for any other."""
+        """The JPEG of a photo that was shown to this visitor at its address; None for any other."""
         photo = self._own.ring.find(id)
-        if photo is None or photo.pixels not in visitor.shown:
+        if photo is None or photo.pixels not in visitor.shown or self._shown_at.get(visitor) != visitor.who:
             return None
         return self._own.ring.image(photo)
 
@@ -150,13 +165,51 @@ class DevicePage(Site):
         return len(done)
 
     def set_aside(self, ids: Sequence[str], why: str, proposed: str = "") -> int:
-        """Say of photos that they are not named: `unsure`, or `none` of the classes, with a class that they are of."""
-        proposed = "".join(letter for letter in proposed.strip() if letter.isprintable())[:_LONGEST]
+        """Say of photos that they are not named: `unsure`, or `none` of the classes, with a class that they are of.
+
+        Raises:
+            UsageError: no class can be called that, or one is.
+            StoreError: the disk refuses.
+        """
+        proposed = proposed.strip()
+        if proposed:
+            check_proposed(proposed, self._own.manifest.labels)
         with self._lock:
             photos = self._photos(ids)
             self._own.ring.set_aside(photos, why, proposed)
             self._did([(photo, None) for photo in photos])
         return len(photos)
+
+    def erase(self, ids: Sequence[str]) -> int:
+        """Erase photos, and what the device learned of them, for good; gives how many were there.
+
+        What was learned of a photo that has left the ring since is erased, too. Another process may erase the same.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        erased: set[bytes] = set()
+        with self._lock:
+            try:
+                for id in ids[:_MOST_AT_ONCE]:
+                    erased |= self._erase(id)
+            finally:
+                changes = ([one for one in change if one[0].pixels not in erased] for change in self._undo)
+                self._undo = deque(filter(None, changes), maxlen=_UNDOES)
+                self._notify()
+        return len(erased)
+
+    def _erase(self, id: str) -> set[bytes]:
+        """Erase one photo; the hash of its pixels, if something of it was there."""
+        found = {pixels for pixels in self._labels() if id_of(pixels) == id}
+        for pixels in found:
+            with contextlib.suppress(DataError):  # another process has unlearned it just now
+                self._file.unlearn_hashed(pixels)
+        photo = self._own.ring.find(id)
+        if photo is not None:
+            self._own.ring.remove(photo.pixels)
+            found.add(photo.pixels)
+        return found
 
     def undo(self) -> int:
         """Take back the last change; gives of how many photos."""
@@ -166,15 +219,18 @@ class DevicePage(Site):
             last, now = self._undo.pop(), self._labels()
             for photo, before in last:
                 if before:
-                    image = self._own.ring.image(photo, "png")
-                    self._file.learn(example_of(image, self._own.manifest), before)
+                    if self._own.ring.find(photo.id) is not None:  # else its owner has unlearned it meanwhile
+                        image = self._own.ring.image(photo, "png")
+                        self._file.learn(example_of(image, self._own.manifest), before)
                 elif before is not None and photo.pixels in now:
                     self._file.unlearn_hashed(photo.pixels)
-            self._own.ring.no_longer_named([photo for photo, before in last if not before])
+            self._own.ring.no_longer_named([photo for photo, before in last if before == ""])
+            self._own.ring.said_before([photo for photo, _ in last])
             self._notify()
         return len(last)
 
     def _did(self, done: list[tuple[KeptPhoto, str | None]]) -> None:
+        """Remember what `undo` takes back: photos as they were, and their labels; empty without, None if that stays."""
         if done:
             self._undo.append(done)
             self._notify()
@@ -194,22 +250,41 @@ class DevicePage(Site):
         return dict(zip(self._learned.hashes, self._learned.labels, strict=True))
 
     def _show(self, visitor: Visitor, pixels: Sequence[bytes]) -> None:
-        """Write into the ledger which photos this visitor is shown, before it is."""
+        """Write into the ledger how many photos this visitor is shown in this hour at its address, before it is.
+
+        At another address all are shown anew: a cookie may be somebody else's there.
+        """
+        who = visitor.who
+        if self._shown_at.get(visitor, who) != who:
+            visitor.shown.clear()
         new = [each for each in pixels if each not in visitor.shown]
-        if new:
-            statistic = f"{len(new)} photos to {visitor.who}"[:60]
-            digest = digest_of(b"shown", visitor.token.encode(), *new)
-            own = self._own
-            entry = Entry("shown", own.fleet, b"", 0, "", statistic, "jpeg", 1, 0, digest, Cost())
-            own.ledger.record(entry, moment())
-            visitor.shown.update(new)
+        if not new:
+            return
+        now, own = moment(), self._own
+        hour, counts = int(now.wall_s // 3600), self._shown.setdefault(visitor, Counter())
+        count = counts[hour, who] + len(new)
+        statistic = f"{count} photos to {who}"[:60]
+        digest = digest_of(b"shown", visitor.token.encode(), hour.to_bytes(8, "big"), who.encode())
+        own.ledger.record_more(Entry("shown", own.fleet, b"", 0, "", statistic, "jpeg", 1, 0, digest, Cost()), now)
+        counts[hour, who], self._shown_at[visitor] = count, who
+        visitor.shown.update(new)
+        while len(counts) > _MOST_COUNTS:  # of a page that is open for days
+            del counts[next(iter(counts))]
+        self._unstruck += len(new)
+        if self._unstruck > _MOST_SHOWN:
+            self._strike_off()
+
+    def _strike_off(self) -> None:
+        """Forget of all visitors, those that went away too, which photos they were shown that are no longer kept."""
+        self._unstruck, kept = 0, {photo.pixels for photo in self._own.ring.photos()}
+        for visitor in list(self._shown_at):
+            visitor.shown.intersection_update(kept)
 
     def _made(self) -> dict[str, Any]:
         own, labels = self._own, self._labels()
-        photos, features = own.ring.features()
-        photos, features = photos[:_RANKED], features[:_RANKED]
+        photos, features = own.ring.features(_RANKED)
         wanted, unknown = photos_to_name(photos, features, set(labels), _WANTED)
-        newest = photos[:_NEWEST]
+        newest = sorted(photos, key=lambda photo: -photo.last_s)[:_NEWEST]  # one that was seen again, too
         report = report_of(own.manifest.labels, self._learned.asked_before())
         shown = [*newest, *(one.photo for one in (*wanted, *unknown))]
         return {
@@ -219,9 +294,11 @@ class DevicePage(Site):
             "newest": [_shown(photo, labels) for photo in newest],
             "wanted": [_to_name(one, labels) for one in wanted],
             "unknown": [_to_name(one, labels) for one in unknown],
+            "proposed": proposed_classes(own.ring, own.manifest.labels),
+            "tells_proposed": own.tells_proposed,
             "report": asdict(report),
             "left": self._left(),
-            "health": self._health(len(photos)),
+            "health": self._health(own.ring.count()),
             "undoes": len(self._undo),
             "pixels": list(dict.fromkeys(photo.pixels for photo in shown)),
         }
@@ -256,7 +333,9 @@ class DevicePage(Site):
             "newest": camera.newest_s,
             "kept": kept,
             "basis": self._own.basis(),
+            "refused": self._own.ring.refused,
             "peak_rss_bytes": process_metrics.peak_rss_bytes(),
+            "predicted_bytes": self._own.profiled.get("profile_memory_at_most_bytes"),
         }
 
 

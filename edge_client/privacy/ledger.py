@@ -80,8 +80,9 @@ class Entry:
     """One release.
 
     Attributes:
-        what: `shown` are photos that the device's own page showed to a browser; they went to nobody of the fleet, so no
-            ε is stated of them; `answer` says the same of answers that were published for Home Assistant on one day;
+        what: `shown` are photos that the device's own page showed to a browser within an hour; they went to nobody of
+            the fleet, so no ε is stated of them; `answer` says the same of answers that were published for Home
+            Assistant on one day;
             `blinded` is a share of a round's sums, and the sealed seed of the other one;
             `sat-out` says nothing of the samples; `unknown` is one that only the journal knows of.
         fleet, run, round, method: what it was for; empty and 0 for figures.
@@ -182,6 +183,16 @@ class Ledger:
         """
         with self._file.reading(), self._file.transaction() as db:
             return _insert(db, entry, now.wall_s, self._mark(db, now))
+
+    def record_more(self, entry: Entry, now: Moment) -> None:
+        """As `record`; where a row of this digest is there, it gets this statistic, and keeps its time.
+
+        Raises:
+            StoreError: as `record`.
+        """
+        with self._file.reading(), self._file.transaction() as db:
+            if not _insert(db, entry, now.wall_s, self._mark(db, now)):
+                db.execute("UPDATE release SET statistic = ? WHERE digest = ?", (entry.statistic, entry.digest))
 
     def put_terms(self, terms: Terms) -> None:
         """Remember the terms of this start, for programs that read the ledger.

@@ -10,6 +10,7 @@
     joint_head       = true             # left out of a round, it and those that agree get a head of their sums
     page             = true             # client --page may show kept photos to a browser
     answers          = true             # client --home-assistant may publish what the camera's photos are answered
+    proposals        = true             # classes that were proposed for photos, and for how many, go to the operator
     keep_photos      = false            # no photo of client --camera is kept on this device
     keep_photos_for  = "7d"             # kept ones are removed after so long
     epsilon          = 4.0              # over every release of any kind,
@@ -17,8 +18,8 @@
     neighbours       = "add-remove"     # for data that differs in one sample more or fewer; or "replace"
     ledger           = "/var/lib/protofleet-ledger/kitchen.sqlite"  # instead of in the state directory
 
-- A key that is left out restricts nothing. `joint_head`, `page` and `answers` are the exceptions: they allow something,
-  and left out they allow nothing.
+- A key that is left out restricts nothing. `joint_head`, `page`, `answers` and `proposals` are the exceptions: they
+  allow something, and left out they allow nothing.
 - A file without any key is refused, because it is a policy that got lost.
 - The terms of the last start are on record beside the ledger and in the journal. A start with looser terms (`looser`)
   is refused until the owner confirms them (`client --accept-looser-policy`).
@@ -49,7 +50,7 @@ __all__ = [
 ]  # fmt: skip
 
 Neighbours = Literal["add-remove", "replace"]
-Figure = Literal["accuracy", "calibration", "drift", "new-photos"]
+Figure = Literal["accuracy", "calibration", "drift", "new-photos", "unknown"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 _KEYS_OF_EPSILON = ("epsilon", "delta")
 
@@ -81,6 +82,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     joint_head: bool = False
     page: bool = False
     answers: bool = False
+    proposals: bool = False
     keep_photos: bool = True
     keep_photos_for: str | None = None
     figures: tuple[Figure, ...] | None = None
@@ -176,6 +178,9 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self if policy == self.policy else Recorded(self.change + 1, policy)
 
 
+_RECORDS = msgspec.json.Decoder(Recorded)  # made here: see `protofleet.contract.bundle.bundle_file._MANIFESTS`
+
+
 def read_record(text: str) -> Recorded:
     """What `Recorded.text` wrote.
 
@@ -183,7 +188,7 @@ def read_record(text: str) -> Recorded:
         ValueError: it is none.
     """
     try:
-        return msgspec.json.decode(text, type=Recorded)
+        return _RECORDS.decode(text)
     except msgspec.DecodeError as error:
         raise ValueError(f"terms of a policy: {error}") from None
 
@@ -199,12 +204,14 @@ def looser(now: Policy, before: Policy) -> tuple[str, ...]:
     keys += ["joint_head"] * (now.joint_head and not before.joint_head)
     keys += ["page"] * (now.page and not before.page)
     keys += ["answers"] * (now.answers and not before.answers)
+    keys += ["proposals"] * (now.proposals and not before.proposals)
     keys += ["keep_photos"] * (now.keep_photos and not before.keep_photos)
     longest, limit_s = now.keeps_photos_for_s, before.keeps_photos_for_s
     keys += ["keep_photos_for"] * (limit_s is not None and (longest is None or longest > limit_s))
     keys += ["blinded"] * (before.blinded and not now.blinded)
     keys += ["neighbours"] * (before.is_private and now.neighbours != before.neighbours)
-    restricts = msgspec.structs.replace(before, ledger=None, joint_head=False, page=False, answers=False) != Policy()
+    allows = {"ledger": None, "joint_head": False, "page": False, "answers": False, "proposals": False}
+    restricts = msgspec.structs.replace(before, **allows) != Policy()
     return (*keys, *(["ledger"] * (restricts and now.ledger != before.ledger)))
 
 
@@ -271,6 +278,9 @@ def _check_budget(where: str, policy: Policy) -> None:
             got=", ".join(policy.figures),
             hint="figures = [], or no epsilon",
         )
+    if policy.proposals and policy.is_private:
+        expected = "no epsilon, since no noise is added to how many photos a class was proposed for"
+        raise UsageError(f"{where}: proposals", expected=expected, got="both")
     if policy.joint_head and (policy.is_private or policy.blinded):
         expected = "neither epsilon nor blinded, since nobody is compared there, and so nobody is left out"
         raise UsageError(f"{where}: joint_head", expected=expected, got="epsilon" if policy.is_private else "blinded")

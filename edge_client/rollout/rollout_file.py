@@ -24,11 +24,13 @@ import msgspec
 
 from protofleet.contract.errors import StoreError
 from protofleet.contract.files.atomic_files import own_directory, whole_file
-from protofleet.contract.files.sqlite import Database, Kind, read_only
+from protofleet.contract.files.sqlite import Database, Kind, is_taken, read_only
 from protofleet.edge_client.journal import journal
 from protofleet.edge_client.rollout.rollout_decisions import InstalledBundle, Rollouts
 
-__all__ = ["FILE", "RolloutFile", "answering", "bundle_file", "part_file", "read_rollouts"]
+__all__ = [
+    "FILE", "RolloutFile", "answering", "bundle_file", "drop_decoded", "has_decoded", "part_file", "read_rollouts",
+]  # fmt: skip
 
 FILE = "rollout.sqlite"
 KIND = Kind(
@@ -38,7 +40,7 @@ KIND = Kind(
     steps=("CREATE TABLE rollouts (id INTEGER PRIMARY KEY CHECK (id = 1), json BLOB NOT NULL)",),
     pragmas={"cache_size": -256},
 )
-_CACHES = ("images", "activations")  # of a directory that no device runs in any more
+_CACHES = ("images", "activations")  # of a directory: what can be made again of the photos
 _OURS = re.compile(r"[0-9a-f]{64}\.(bundle|part)(\.partial)?")  # in `bundles`; the last of a copy that was cut off
 _P = ParamSpec("_P")
 
@@ -92,6 +94,34 @@ def _has_global(directory: Path) -> bool:
         return False
     with read_only(path, journal.KIND) as db:
         return db.execute("SELECT 1 FROM global").fetchone() is not None
+
+
+def has_decoded(state: Path) -> bool:
+    """Whether anything that was decoded of photos is kept, of any fleet that the device was in."""
+    return any((directory / name).is_dir() for directory in (state, *_listed(state / "fleets")) for name in _CACHES)
+
+
+def drop_decoded(state: Path) -> bool:
+    """Remove what was decoded of photos, of every fleet that the device was in; whether nothing of it is left.
+
+    Where a client runs its own stays: it is made anew when the client looks at its samples next.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    is_gone = True
+    for directory in (state, *_listed(state / "fleets")):
+        caches = [directory / name for name in _CACHES if (directory / name).is_dir()]
+        if caches and is_taken(directory / journal.FILE):
+            is_gone = False
+            continue
+        for cache in caches:
+            try:
+                shutil.rmtree(cache)
+            except OSError as error:
+                expected, hint = "a folder that can be removed", "the same again"
+                raise StoreError(f"{cache}", expected=expected, got=error.strerror, hint=hint) from None
+    return is_gone
 
 
 class RolloutFile:

@@ -17,6 +17,7 @@ from protofleet.edge_client.answers.camera_answers import CameraAnswers, OwnAnsw
 from protofleet.edge_client.cameras.camera import read_crop
 from protofleet.edge_client.cameras.sources import camera_of
 from protofleet.edge_client.data.learned import Learned, LearnedFile
+from protofleet.edge_client.hardware.profile_record import measured_metrics
 from protofleet.edge_client.photos.naming import name_proposed
 from protofleet.edge_client.photos.photo_ring import PhotoRing, basis_of
 from protofleet.edge_client.privacy.ledger import Ledger
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["start_camera"]
 
 
+# arguments: what a camera's work is made of, by name
 def start_camera(
     settings: ClientSettings,
     policy: Policy,
@@ -41,6 +43,8 @@ def start_camera(
     learned: Learned,
     ledger: tuple[Ledger, Path],
     look: Callable[[], None],
+    tells_proposed: bool,
+    tells_unknown: bool,
     parts: contextlib.ExitStack,
 ) -> PhotoWork:
     """Begin to take pictures, and to show them where that is asked for; `parts` ends both.
@@ -49,6 +53,7 @@ def start_camera(
         directory: of the journal.
         ledger: open, and where it lies.
         look: has the client look at its photos.
+        tells_proposed, tells_unknown: whether proposed classes, and the share of unknown photos, may be told.
 
     Raises:
         UsageError: the page's port is taken, or its certificate is none.
@@ -59,11 +64,12 @@ def start_camera(
     ring = PhotoRing(Path(settings.state), basis_of(manifest), limit_bytes=limit_bytes, for_s=for_s)
     parts.callback(ring.close)
     name_proposed(ring, LearnedFile(Path(settings.state), manifest.labels), manifest)
-    work = PhotoWork(ring, learned, manifest.labels)
+    work = PhotoWork(ring, learned, manifest.labels, tells_proposed=tells_proposed, tells_unknown=tells_unknown)
     answers = OwnAnswers(directory, bundle, graphs)
     crop = None if settings.crop is None else read_crop(settings.crop)
     source = camera_of(settings.camera or "")
-    camera = CameraAnswers(source, answers, ring, every_s=float(settings.every), crop=crop)
+    every_s, on_motion = float(settings.every), settings.on_motion
+    camera = CameraAnswers(source, answers, ring, every_s=every_s, crop=crop, on_motion=on_motion)
     parts.callback(camera.stop)
     if settings.page is not None or settings.home_assistant is not None:
         from protofleet.edge_client.page.device_page import DevicePage, Owned
@@ -80,6 +86,8 @@ def start_camera(
             cost=lambda: work.cost,
             basis=lambda: answers.basis,
             on_change=look,
+            tells_proposed=tells_proposed,
+            profiled=measured_metrics(Path(settings.state), bundle.sha256, *manifest.extended),
         )
         page = DevicePage(owned)
         listeners = [page.came]

@@ -12,8 +12,9 @@
 6. When the run is finished, wait for the next one. Where the client is to end with its run, wait until nothing waits
    for a receipt, then publish a death and return.
 
-While nothing happens, the loop sleeps. It looks for new photos every ten minutes, and when `look` asks for it (SIGUSR1,
-`process.py`). It tells a service manager that it is alive. It logs what it waits for, once for each change.
+While nothing happens, the loop sleeps. It looks for new photos every ten minutes, when `look` asks for it (SIGUSR1,
+`process.py`), and within ten seconds after `learn` or `unlearn`, of whatever process. It tells a service manager that
+it is alive. It logs what it waits for, once for each change.
 
 Guarantees:
 
@@ -60,6 +61,7 @@ logger = logging.getLogger(__name__)
 SUMMARY_SCHEMA = "protofleet.client/1"
 _QUIET_S = 0.05  # no message for so long: what has arrived is all there is for now
 _BUSY_S, _IDLE_S = 1.0, 60.0  # a turn of the loop at least so often
+_TAUGHT_S = 10.0  # the same, for a device that may be taught by another process
 _LOOK_S = 600.0  # between two looks at the photos
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
 
@@ -137,7 +139,7 @@ class Client:
             announcement=rollout.announced,
             piece=lambda piece: rollout.take(piece, time.monotonic()),
             settled=self._settled,
-            news=self._rounds.take_receipt,
+            news=self._news,
             judged=self._rounds.judged,
             joint=self._rounds.joint_part,
         )
@@ -222,7 +224,8 @@ class Client:
         due = (self._outbox, self._member.presence, self._waits, self._rollout, self._member.enrolling)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(part.wait_s(now_s) for part in due)]
         waits.append(self._calibration.wait_s(self._follower.newest_state, now_s))
-        waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
+        idle_s = _IDLE_S if self._samples is None else _TAUGHT_S
+        waits.append(_BUSY_S if self._is_timed() else idle_s)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
 
     def _is_timed(self) -> bool:
@@ -250,8 +253,10 @@ class Client:
             return True
         self._look_for_photos()
         announced = self._follower.announcement
-        if self._photos is not None and announced is not None:
-            self._photos.withheld(announced.withheld)
+        is_private, photos = self._releases.is_private, self._photos
+        if photos is not None and announced is not None and photos.turn(announced, is_private=is_private):
+            self._health.proposed, self._health.unknown_share = photos.proposed, photos.unknown_share
+            self._member.publish_birth()
         if self._calibrate():
             return True
         standing = self._follower.standing
@@ -278,6 +283,11 @@ class Client:
         self._rounds.on_final_receipt(receipt)
         if self._photos is not None:
             self._photos.settled(receipt)
+
+    def _news(self, receipt: Receipt) -> None:
+        self._rounds.take_receipt(receipt)
+        if self._photos is not None:
+            self._photos.heard(receipt)
 
     def _add_kept(self) -> None:
         """What earlier processes left to be sent, but for what the policy of this start does not allow."""
@@ -324,14 +334,15 @@ class Client:
         return sent
 
     def _look_for_photos(self) -> None:
-        """When it is time; how many are new is said where that has changed, and where it may be."""
-        if time.monotonic() < self._look_at_s:
+        """When it is time, or the device was taught; how many are new is said where that has changed, and may be."""
+        taught = self._samples is not None and self._samples.was_taught()
+        if not taught and time.monotonic() < self._look_at_s:
             return
         self._look_at_s = time.monotonic() + _LOOK_S
         if self._samples is not None:
             self._samples.look()
         if self._photos is not None:
-            self._photos.let_old_ones_go()
+            self._photos.look()
         if self._count_new_photos():
             self._member.publish_birth()
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from protofleet.contract.console.logs import Changes
+from protofleet.contract.errors import StoreError
 from protofleet.contract.mqtt.link import (
     Connected,
     Disconnected,
@@ -33,6 +34,7 @@ from protofleet.contract.wire import topics
 from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.envelopes import ENVELOPE_BYTES
 from protofleet.contract.wire.messages import Status
+from protofleet.edge_client.hardware.conditions import Conditions
 from protofleet.edge_client.identity.enrolment import Enrolling
 from protofleet.edge_client.identity.trust import Trust
 from protofleet.edge_client.journal.journal import Journal
@@ -75,7 +77,8 @@ class Member:
         fleet, name, signer, instance = who.fleet, who.name, who.identity.signer, os.urandom(8)
         self.who, self.journal, self.changes = who, journal, changes
         self.boot = journal.begin(instance)
-        self.health = Health(instance, self.boot, measured or {}, is_private=is_private)
+        conditions = Conditions(who.address, journal.directory)
+        self.health = Health(instance, self.boot, measured or {}, is_private=is_private, conditions=conditions)
         self.up, self._status = topics.up(fleet, name), topics.status(fleet, name)
         self.trust = Trust(who.trusted, who.identity, journal.issued, fleet=fleet, device_id=name)
         self.enrolling = Enrolling(fleet, name, signer, who.token)
@@ -123,7 +126,7 @@ class Member:
     def close(self, *, polite: bool = True) -> None:
         """Disconnect, after a death where one may be said. The next process sends what was not confirmed."""
         if polite:
-            self.link.publish(self._status, self._of_us(self.health.death()), retain=True)
+            self.link.publish(self._status, self._of_us(self.health.death(tells=True)), retain=True)
         self.link.close()
 
     def send(self, now_s: float) -> bool:
@@ -136,6 +139,8 @@ class Member:
         parts, self.health.apart = self.health.apart != self.follower.apart, self.follower.apart
         if parts or self.trust.has_to_tell or self.presence.birth_due(now_s):
             self.publish_birth()
+        elif self.health.has_changed(now_s):
+            self._tell_conditions()
         for payload in self.outbox.due(now_s, idle=self.link.idle):
             taken = self.link.publish(self.up, payload)
             logger.debug(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self.up}")
@@ -179,6 +184,13 @@ class Member:
         birth = self.who.identity.numbered(status, self.journal.issued, time.time())
         if self.link.publish(self._status, self._of_us(birth), retain=True):
             self.presence.born(birth.issued)
+
+    def _tell_conditions(self) -> None:
+        """Publish a birth; a disk that is too full for its number refuses it, and is no reason to end now."""
+        try:
+            self.publish_birth()
+        except StoreError as error:
+            self.changes.say(f"the fleet is not told that the disk is full: {error}")
 
     def sealed(self, payload: bytes) -> bytes:
         """What goes up, as it is published."""

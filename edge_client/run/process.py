@@ -22,12 +22,14 @@ shows up nowhere.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -77,6 +79,9 @@ def main(arguments: list[str]) -> int:
     keep_printable(sys.stdout, sys.stderr)
     with os.fdopen(int(arguments[1]), "rb") as file:
         settings = msgspec.json.decode(file.read(), type=ClientSettings)
+    _load_modules()
+    gc.collect()
+    gc.freeze()  # modules stay to the end: the collections after each round need not look at them (decision 288)
     try:
         return run(settings)
     except ProtofleetError as error:
@@ -97,9 +102,7 @@ def run(settings: ClientSettings) -> int:
     """
     loud: dict[str, Any] = {"quiet": settings.quiet, "verbose": settings.verbose, "prefix": f"{settings.id}: "}
     logs.set_up(settings.log_format, **loud, fleet=settings.fleet, device=settings.id)
-    # Loaded before signals raise: ONNX Runtime's extension makes an ImportError of whatever is raised while it loads.
-    importlib.import_module("protofleet.edge_client.run.client")
-    importlib.import_module("protofleet.edge_client.device.device")
+    _load_modules()
     try:
         with interruptible(terminable=True, once=True):  # safe at any instruction, as after kill -9
             _run(settings)
@@ -110,11 +113,19 @@ def run(settings: ClientSettings) -> int:
     return 0
 
 
+def _load_modules() -> None:
+    """Before signals raise: ONNX Runtime's extension makes an ImportError of whatever is raised while it loads."""
+    importlib.import_module("protofleet.edge_client.run.client")
+    importlib.import_module("protofleet.edge_client.device.device")
+
+
 def _run(settings: ClientSettings) -> None:
     if settings.withdraw:
+        from protofleet.edge_client.run.photo_work import say_what_stays
         from protofleet.edge_client.run.withdrawal import withdraw
 
         withdraw(settings)
+        say_what_stays(Path(settings.state), "this device has withdrawn from its fleet")
         return
     if settings.remove_home_assistant:
         from protofleet.edge_client.home_assistant.removal import remove

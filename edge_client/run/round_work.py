@@ -184,7 +184,7 @@ class RoundWork:
         self._unreported.append(Report(key, metrics))
         if readable and self._samples is not None:
             self._samples.sent()
-        process_metrics.release_memory()
+        self._rest()
         loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
         cost = self._releases.cost_line()
         sent = f"{len(payload):,} bytes to send{f', {cost}' if cost else ''}"
@@ -192,6 +192,11 @@ class RoundWork:
             logger.info(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}")
             self._tell_exposure(self._device.exposed(result.contribution, a))
         return clock.step_ms
+
+    def _rest(self) -> None:
+        """Give back what a round needed, or a test of it: this device waits longer than it works."""
+        self._journal.rest()
+        process_metrics.release_memory()
 
     def _refusal(self, a: Announcement) -> Refusal | None:
         try:
@@ -264,7 +269,7 @@ class RoundWork:
         self._outbox.add(Pending(generation.report.key, generation.payload, a.limit_bytes))
         if self._samples is not None:
             self._samples.sent()
-        process_metrics.release_memory()
+        self._rest()
         logger.info(generation.line, extra=of_round(generation.report.key))
         self._tell_exposure(generation.exposed)
         return True
@@ -370,7 +375,7 @@ class RoundWork:
         if (state.run, state.version) == self._compared:
             return False
         self._keep_better(self._device.evaluate(state), state)
-        process_metrics.release_memory()
+        self._rest()
         return True
 
     def _keep_better(self, evaluation: Evaluation | None, state: GlobalState | None) -> None:
@@ -449,13 +454,13 @@ class RoundWork:
         """
         run, number, name = report.key
         state = self._follower.state(run)
-        process_metrics.release_memory()  # what sending has left: a head that is solved here takes more than a round
+        self._rest()  # what sending has left: a head that is solved here takes more than a round
         evaluation = self._device.evaluate(state)
         if self._left_out is not None and self._left_out.run != run.hex():  # another run, which says nothing of it
             self._count_again(f"run {run.hex()} counts round {number} of this device")
         self._keep_better(evaluation, state)
         accuracy = None if evaluation is None else self._device.accuracy(evaluation, name)
-        process_metrics.release_memory()
+        self._rest()
         outcome = self._journal.outcome(report.key)
         line = history_line(
             report.key,

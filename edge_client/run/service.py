@@ -236,6 +236,10 @@ class Service:
                     learned=own.learned,
                     ledger=(ledger, ledger_path(file.state, policy)),
                     look=self.look,
+                    tells_proposed=policy.proposals and not releases.is_private,
+                    tells_unknown=_tells(
+                        releases, "unknown", _unblinded(settings, settings.tell_unknown), "--tell-unknown"
+                    ),
                     parts=parts,
                 )
             client = self._client = Client(

@@ -80,11 +80,15 @@ class CompiledGraphs:
             if self._shared is not None and self._unchecked is None:
                 return self._shared
             self.rest()  # making a session takes more than running it: what was before is given back first
-            shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
+            shared = self._shared or self._made_shared()
             self._shared = shared if self._keeps_shared else None
             self.rest()
             self._check(shared)
             return shared
+
+    def _made_shared(self) -> Extractor:
+        bundle, gives_back = self._bundle, self._keeps_shared and not self._keep
+        return Extractor(bundle, bundle.params, self._threads, self._on("shared"), gives_back=gives_back)
 
     def _check(self, shared: Extractor) -> None:
         """Once, the bundle's test vectors."""

@@ -6,6 +6,9 @@ a large data set is never held as N × D floats.
 
 On the CPU the graph runs over a few photos at a time, over a single one where photos are large. The memory of a run
 grows with the photos in it; the time of a photo does not fall (docs/decisions/240).
+
+A session keeps the memory of its largest run. One that stays, and mostly runs over a single photo, gives it back after
+runs over several (docs/decisions/273).
 """
 
 from __future__ import annotations
@@ -20,14 +23,13 @@ from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.onnx_runtime import ORT_ERRORS
 from protofleet.contract.errors import BundleError
 from protofleet.edge_client.data.samples import release_pages
-from protofleet.edge_client.training.onnx_session import CPU, Provider, open_session
+from protofleet.edge_client.training.onnx_session import CPU, Provider, give_back, open_session
 from protofleet.edge_client.training.trainer import Weights
 
 __all__ = ["BLOCK_SAMPLES", "Extractor", "GivenFeatures", "checked"]
 
 BLOCK_SAMPLES, BLOCK_NUMBERS = 512, 65_536  # whose features are taken at a time, at most: 51 of width 1,280
 Whole = tuple[str, bytes]
-RUN_PIXELS = 16_384  # of the photos that a run takes on the CPU: one of 128 × 128, sixteen of 32 × 32
 
 
 class Extractor:
@@ -39,6 +41,7 @@ class Extractor:
         threads: within an operator.
         provider: where it runs.
         whole: another graph of the same images and features, by its name, with its weights inside.
+        gives_back: after runs over several photos, the memory that a run over one does not need.
 
     Attributes:
         on_batch: called after each run over images.
@@ -48,13 +51,21 @@ class Extractor:
     """
 
     on_batch: Callable[[], None] = staticmethod(lambda: None)
+    _gives_back = False
 
     def __init__(
-        self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU, whole: Whole | None = None
+        self,
+        bundle: Bundle,
+        params: Weights,
+        threads: int = 1,
+        provider: Provider = CPU,
+        whole: Whole | None = None,
+        *,
+        gives_back: bool = False,
     ) -> None:
         m = self._manifest = bundle.manifest
-        few = max(RUN_PIXELS // (m.input_shape[0] * m.input_shape[1]), 1)
-        self._at_once = min(m.batch, few) if provider.name == "cpu" else m.batch
+        self._gives_back = gives_back
+        self._at_once = m.extraction_batch if provider.name == "cpu" else m.batch
         weights = {name: params[name] for name in bundle.manifest.weights} if whole is None else {}
         self._name, graph = whole or ("features.onnx", bundle.features)
         self._session, self._weights = open_session(
@@ -73,6 +84,8 @@ class Extractor:
             out[start : start + self._at_once] = self._run(x[start : start + self._at_once])
             release_pages(x)
             self.on_batch()
+        if self._gives_back and min(len(x), self._at_once) > 1:
+            self._gives_back = give_back(self._session, ["z"], {"x": np.ascontiguousarray(x[:1])})
         return out
 
     def blocks(self, x: NDArray[np.uint8], samples: int | None = None) -> Iterator[tuple[slice, NDArray[np.float32]]]:

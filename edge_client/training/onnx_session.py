@@ -36,7 +36,16 @@ from protofleet.contract.errors import BundleError
 from protofleet.contract.names import named
 from protofleet.edge_client.hardware.providers import PROVIDERS, Choice
 
-__all__ = ["CPU", "SPIN_US", "Provider", "Providers", "Running", "open_session", "providers_built_in"]
+__all__ = [
+    "CPU",
+    "SPIN_US",
+    "Provider",
+    "Providers",
+    "Running",
+    "give_back",
+    "open_session",
+    "providers_built_in",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +147,29 @@ def open_session(
     if provider.name == "cpu" or not provider.falls_back:
         return opened(provider), values
     return _FallingBack(lambda on: opened(on), provider, name), values
+
+
+def give_back(session: Running, outputs: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> bool:
+    """Give back the memory that earlier runs of a session needed, and that none of now does.
+
+    ONNX Runtime's arena grows to the largest run and keeps that. It gives it back at the end of a run, when asked. So
+    this runs once more; the smallest input costs the least.
+
+    Args:
+        outputs, feed: of that run.
+
+    Returns:
+        False where nothing is kept, or can be given back: other providers, and processors of 32 bits.
+    """
+    if not isinstance(session, ort.InferenceSession):
+        return False
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    try:
+        session.run(outputs, feed, options)
+    except ORT_ERRORS:
+        return False
+    return True
 
 
 @functools.cache

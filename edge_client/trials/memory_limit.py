@@ -197,6 +197,9 @@ def _mb(size: int) -> str:
     return f"{-(-size // 10**6):,} MB"
 
 
+_NEEDED = msgspec.json.Decoder(dict[str, Needed])  # made here: see `protofleet.contract.bundle.bundle_file._MANIFESTS`
+
+
 class _Kept:
     """What was measured, by bundle, threads, whether photos test, and form."""
 
@@ -206,7 +209,7 @@ class _Kept:
         tests = "tests" if _tests(settings) else "tests nothing"
         self._path, self._key = path, f"{sha256.hex()} {settings.threads} {tests} {ort.__version__}"
         try:
-            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Needed])
+            self._known = _NEEDED.decode(path.read_bytes())
         except (OSError, msgspec.MsgspecError):
             self._known = {}
 

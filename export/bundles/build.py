@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.bundle.bundle_file import SCHEMA, Manifest, pack_params, write_bundle
+from protofleet.contract.bundle.class_names import check_names
 from protofleet.contract.bundle.test_vectors import TOLERANCE, Vectors, distance, probe_images
 from protofleet.contract.errors import ExportError, UsageError
 from protofleet.contract.methods import Head, Method, Value, method
@@ -39,7 +40,6 @@ from protofleet.export.bundles.bundle_graphs import (
     graphs_from_torch,
     initial_state,
 )
-from protofleet.export.bundles.class_names import check_names
 from protofleet.export.graphs.graph_builder import OPSET
 from protofleet.export.graphs.half_weights import halved, rounded
 from protofleet.export.graphs.placement import place_weights

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 from protofleet.contract.bundle.bundle_file import Extends, Manifest, pack_params, read_bundle, write_bundle
+from protofleet.contract.bundle.class_names import check_names
 from protofleet.contract.errors import BundleError, UsageError
 from protofleet.contract.methods import METHODS, method
-from protofleet.export.bundles.class_names import check_names
 
 __all__ = ["Extension", "extend_bundle"]
 

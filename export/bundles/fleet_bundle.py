@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from protofleet.contract.bundle.bundle_file import Bundle, Manifest, pack_params, write_bundle
+from protofleet.contract.bundle.class_names import check_names
 from protofleet.contract.errors import BundleError, UsageError
 from protofleet.contract.methods import METHODS, method
-from protofleet.export.bundles.class_names import check_names
 
 __all__ = ["FleetBundle", "fleet_bundle"]
 

@@ -4,5 +4,5 @@
 - `windows`, `depthwise`, `blocked_kernels` and `bilinear` are convolutions in forms that run fast.
 - `placement` says where weights lie.
 - `half_weights` stores weights as float16.
-- `precision` makes int8 and fp16 of a whole graph.
+- `precision` makes int8 and fp16 of a whole graph; `bias_correction` keeps the means of its channels.
 """

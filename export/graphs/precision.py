@@ -4,8 +4,9 @@
 
 int8 follows ONNX Runtime's own recipe: fold what folds, run calibration images through the graph to see each
 activation's range, insert QuantizeLinear and DequantizeLinear around the operators that have integer kernels, weights
-per output channel. fp16 converts weights and activations and keeps x and z as they were. Both come from packages that
-ship with ONNX Runtime. The result is inference only: a device trains in fp32. See docs/hardware.md.
+per output channel. Before that, biases are corrected for what the weights lose (export/graphs/bias_correction.py).
+fp16 converts weights and activations and keeps x and z as they were. Both come from packages that ship with ONNX
+Runtime. The result is inference only: a device trains in fp32. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from onnx import numpy_helper
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.onnx_runtime import ort_part
 from protofleet.contract.errors import DataError
+from protofleet.export.graphs.bias_correction import keep_means
 
 __all__ = ["features_fp16", "features_fp32", "features_int8"]
 
@@ -67,6 +69,9 @@ def features_int8(bundle: Bundle, images: NDArray[np.uint8]) -> onnx.ModelProto:
         whole, folded, out = (Path(folder) / name for name in ("whole.onnx", "folded.onnx", "int8.onnx"))
         onnx.save(features_fp32(bundle), whole)
         _shape_inference.quant_pre_process(whole, folded, skip_symbolic_shape=True)
+        exact = onnx.load(folded)
+        keep_means(exact, _batches(images))
+        onnx.save(exact, folded)
         _quantization.quantize_static(
             folded,
             out,
@@ -77,7 +82,7 @@ def features_int8(bundle: Bundle, images: NDArray[np.uint8]) -> onnx.ModelProto:
             activation_type=_quantization.QuantType.QUInt8,
             weight_type=_quantization.QuantType.QInt8,
             # x is uint8 already and its conversion to float must stay; without this the normalisation is quantised too
-            nodes_to_exclude=_before_first_product(onnx.load(folded)),
+            nodes_to_exclude=_before_first_product(exact),
         )
         return onnx.load(out)
 
@@ -92,13 +97,15 @@ def _before_first_product(model: onnx.ModelProto) -> list[str]:
     return names
 
 
+def _batches(images: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    return iter(images[start : start + _CALIBRATION_BATCH] for start in range(0, len(images), _CALIBRATION_BATCH))
+
+
 class _Images(_quantization.CalibrationDataReader):
     """Hands images to the calibrator, a batch at a time."""
 
     def __init__(self, images: NDArray[np.uint8]) -> None:
-        self._batches: Iterator[NDArray[np.uint8]] = iter(
-            images[start : start + _CALIBRATION_BATCH] for start in range(0, len(images), _CALIBRATION_BATCH)
-        )
+        self._batches = _batches(images)
 
     def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
         """The next batch, or None after the last."""

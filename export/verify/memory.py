@@ -68,17 +68,20 @@ def _saved_bytes(net: nn.Module, input_shape: tuple[int, int, int], count: int) 
 def frozen_heap() -> Iterator[None]:
     """Within the block, the garbage collector looks only at new objects, and rarely.
 
-    Torch has millions of objects, and recording a network makes many more that live to the end.
+    Torch has millions of objects, and recording a network makes many more that live to the end. A program that has
+    frozen its own objects finds them frozen afterwards.
     """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
+    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.collect()
+        gc.freeze()
     gc.set_threshold(_RARELY, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
 
 
 def give_back() -> None:

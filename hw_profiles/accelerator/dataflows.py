@@ -1,14 +1,15 @@
 """Dataflows of a systolic array, one class each, found by name in `DATAFLOWS`.
 
 A dataflow is named after what stays in the cells during a fold. It says in how many folds a product is done and how
-long one takes, what the array reads and writes on-chip, and which partial sums have to wait elsewhere:
+long one takes, and what the array reads and writes on-chip:
 
     os   the outputs accumulate in place   F = ceil(M/rows) * ceil(N/cols)   P = K + rows + cols - 2
     ws   the second operand stays          F = ceil(K/rows) * ceil(N/cols)   P = M + 2*rows + cols - 2
     is   the first operand stays           F = ceil(K/rows) * ceil(M/cols)   P = N + 2*rows + cols - 2
 
 `rows + cols - 2` is the skew of operands that enter the array diagonally; the second `rows` of ws and is loads the
-stationary operand, row by row, before the stream starts. A new one is a class here, and its line in `DATAFLOWS`.
+stationary operand, row by row, before the stream starts. A new one is a class here and its line in `DATAFLOWS`; behind
+a DMA it also needs the order of its folds (`memory_system`).
 """
 
 from __future__ import annotations
@@ -31,11 +32,6 @@ class Dataflow(Protocol):
         """Elements read of the first operand, read of the second, and written to the result, on-chip."""
         ...
 
-    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
-        """How many partial sums are open at a time, and how often each one of the result is put aside; (0, 0) where
-        they stay in the cells."""
-        ...
-
 
 class OutputStationary:
     def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
@@ -43,9 +39,6 @@ class OutputStationary:
 
     def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
         return m * k * -(-n // cols), k * n * -(-m // rows), m * n
-
-    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
-        return 0, 0
 
 
 class WeightStationary:
@@ -55,9 +48,6 @@ class WeightStationary:
     def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
         return m * k * -(-n // cols), k * n, m * n * -(-k // rows)
 
-    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
-        return m * min(n, cols), -(-k // rows) - 1
-
 
 class InputStationary:
     def folds(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
@@ -65,9 +55,6 @@ class InputStationary:
 
     def sram_traffic(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int, int]:
         return m * k, k * n * -(-m // cols), m * n * -(-k // rows)
-
-    def partial_sums(self, m: int, n: int, k: int, rows: int, cols: int) -> tuple[int, int]:
-        return n * min(m, cols), -(-k // rows) - 1
 
 
 DATAFLOWS: Mapping[str, Dataflow] = MappingProxyType(

@@ -1,13 +1,17 @@
-"""Writes an array as Verilog, with a test bench and a product whose result numpy computed.
+"""Writes an array as Verilog, with test benches and a product whose result numpy computed.
 
 The Verilog in `rtl/` has parameters; `parameters.vh`, which is written here, says them for one array. The product has
 partly filled folds in both directions. A program that simulates other products writes their files with `product_files`.
+
+`testbench.v` runs the array between buffers that hold whole operands, `memory_testbench.v` the array behind a DMA. What
+the second has to be told of a product, its plan and the DMA's rate, is in `memory_arguments`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -18,15 +22,25 @@ from numpy.typing import NDArray
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import write_text
 from protofleet.contract.names import named
+from protofleet.hw_profiles.accelerator.memory_system import Behind, Buffers, buffers_of, plan, timed
 from protofleet.hw_profiles.accelerator.simulate import Array
 from protofleet.hw_profiles.accelerator.systolic import gemm_cycles, sram_traffic
 
-__all__ = ["SIMULATE", "SOURCES", "RtlArray", "product_files", "random_product", "rtl_array", "write_rtl"]
+__all__ = [
+    "SIMULATE", "SIMULATE_MEMORY", "SOURCES", "RtlArray", "memory_arguments", "product_files", "random_product",
+    "rtl_array", "write_rtl",
+]  # fmt: skip
 
-SOURCES = ("accelerator.v", "array_os.v", "array_stationary.v", "bank.v", "skew.v", "testbench.v")
-SIMULATE = "verilator --binary -O3 -Wno-fatal -Wno-lint --top-module testbench " + " ".join(sorted(SOURCES))
+_CELLS = ("array_os.v", "array_stationary.v", "skew.v")
+_ALONE = (*_CELLS, "accelerator.v", "bank.v", "testbench.v")
+_BEHIND = (*_CELLS, "dma.v", "memory_system.v", "memory_testbench.v", "walker.v", "wide_bank.v")
+SOURCES = tuple(sorted({*_ALONE, *_BEHIND}))
+_VERILATOR = "verilator --binary -O3 -Wno-fatal -Wno-lint"
+SIMULATE = f"{_VERILATOR} --top-module testbench " + " ".join(sorted(_ALONE))
+SIMULATE_MEMORY = f"{_VERILATOR} --top-module memory_testbench --Mdir memory " + " ".join(sorted(_BEHIND))
 _KEPT: Mapping[str, int] = MappingProxyType({"os": 0, "ws": 1, "is": 2})  # the test bench's name of a dataflow
 _SUM_BITS = 32
+_WIDEST_BUS = 16  # bytes a cycle of the DMA that is written: one of more takes Verilator long
 _Integers = NDArray[np.int64]
 
 
@@ -37,6 +51,9 @@ class RtlArray:
     Attributes:
         width: bits of an operand; a sum has 32.
         address: bits of an address in a bank of a buffer.
+        bytes_per_cycle: of the DMA.
+        buffer_bytes: half of a buffer behind the DMA, as `simulate.Array.buffer_bytes`.
+        result_bytes: of a result in DRAM: 4, or 1 after a shift and saturated.
     """
 
     rows: int
@@ -44,12 +61,29 @@ class RtlArray:
     dataflow: str
     width: int = 8
     address: int = 16
+    bytes_per_cycle: Fraction = Fraction(4)
+    buffer_bytes: int = 8_192
+    result_bytes: int = 4
+
+    @property
+    def bus(self) -> int:
+        """Bytes that the DMA's bus takes in one cycle."""
+        return -(-self.bytes_per_cycle.numerator // self.bytes_per_cycle.denominator)
+
+    @property
+    def behind(self) -> Behind:
+        """The array behind its DMA; half a buffer is no longer than half a bank."""
+        most = 1 << (self.address - 1)
+        halves = buffers_of(self.buffer_bytes, self.rows, self.cols)
+        buffers = Buffers(min(halves.left, most), min(halves.top, most), min(halves.results, most))
+        return Behind(self.rows, self.cols, self.dataflow, buffers, self.bytes_per_cycle, 1, self.result_bytes)
 
     def parameters(self, m: int, n: int, k: int) -> str:
-        """`parameters.vh`: this array, and the product that the test bench computes unless it is told another."""
+        """`parameters.vh`: this array, and the product that the test benches compute unless they are told another."""
         kept = named(_KEPT, self.dataflow, "dataflow in Verilog")
         values = {"ROWS": self.rows, "COLS": self.cols, "WIDTH": self.width, "SUM": _SUM_BITS, "ADDRESS": self.address}
-        lines = {**values, "KEPT": kept, "M": m, "N": n, "K": k}
+        told = {name.upper(): value for name, value in memory_arguments(m, n, k, self.behind).items()}
+        lines = {**values, "BUS": self.bus, "KEPT": kept, **told}
         words = f"// {self.rows} x {self.cols} cells of {self.width} bits, dataflow {self.dataflow}\n"
         return words + "".join(f"`define {name} {value}\n" for name, value in lines.items())
 
@@ -64,7 +98,43 @@ def rtl_array(array: Array) -> RtlArray:
         raise UsageError(
             "the array in Verilog", expected="--precision int8", got=array.precision, hint="it: the cells are integer"
         )
-    return RtlArray(array.rows, array.cols, array.dataflow)
+    rate = min(max(array.rate.limit_denominator(64), Fraction(1, 64)), Fraction(_WIDEST_BUS))
+    return RtlArray(
+        array.rows,
+        array.cols,
+        array.dataflow,
+        bytes_per_cycle=rate,
+        buffer_bytes=array.buffer_bytes,
+        result_bytes=array.float_bytes,
+    )
+
+
+def memory_arguments(m: int, n: int, k: int, behind: Behind) -> dict[str, int]:
+    """What `memory_testbench.v` is told of a product: its sizes, its plan, the DMA's rate.
+
+    Raises:
+        UsageError: as `memory_system.plan`.
+    """
+    chosen = plan(m, n, k, behind)
+    rate = behind.bytes_per_cycle
+    return {
+        "m": m,
+        "n": n,
+        "k": k,
+        "kept_tiles": chosen.kept_tiles,
+        "streamed_tiles": chosen.streamed_tiles,
+        "block": chosen.block,
+        "chunk": chosen.chunk,
+        "chunks": chosen.chunks,
+        "keeps_left": int(chosen.keeps_left),
+        "reloads": int(chosen.reloads),
+        "spills": int(chosen.spills),
+        "left_half": behind.buffers.left,
+        "top_half": behind.buffers.top,
+        "rate": rate.numerator,
+        "per": rate.denominator,
+        "result_words": behind.result_bytes,
+    }
 
 
 def random_product(m: int, n: int, k: int, width: int = 8, seed: int = 0) -> tuple[_Integers, _Integers]:
@@ -73,11 +143,17 @@ def random_product(m: int, n: int, k: int, width: int = 8, seed: int = 0) -> tup
     return random.integers(-top, top, (m, k)), random.integers(-top, top, (k, n))
 
 
-def product_files(first: _Integers, second: _Integers, width: int = 8) -> dict[str, str]:
-    """The files of a product that the test bench reads: operands (m, k) and (k, n), and numpy's result (m, n)."""
+def product_files(
+    first: _Integers, second: _Integers, width: int = 8, transposed: tuple[bool, bool] = (False, False)
+) -> dict[str, str]:
+    """The files of a product that the test benches read: operands (m, k) and (k, n), and numpy's result (m, n).
+
+    Args:
+        transposed: which operands lie transposed in DRAM, (k, m) and (n, k).
+    """
     return {
-        "first.hex": _hex(first, width),
-        "second.hex": _hex(second, width),
+        "first.hex": _hex(first.T if transposed[0] else first, width),
+        "second.hex": _hex(second.T if transposed[1] else second, width),
         "expected.hex": _hex(first @ second, _SUM_BITS),
     }
 
@@ -86,8 +162,11 @@ def _hex(values: _Integers, bits: int) -> str:
     return "".join(f"{int(v) & ((1 << bits) - 1):0{bits // 4}x}\n" for v in values.ravel())
 
 
-def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl") -> None:
+def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl", takes: str = "") -> None:
     """Write the array's Verilog, its test bench, a product to try, and a README into `folder`.
+
+    Args:
+        takes: what the array takes of a chip, in words, for the README.
 
     Raises:
         UsageError: the folder or a file cannot be written.
@@ -99,15 +178,16 @@ def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl") -> None:
         raise UsageError(option, expected="a folder that can be written", got=f"{folder}: {error.strerror}") from None
     texts = {name: (files(__package__) / "rtl" / name).read_text() for name in SOURCES}
     texts |= product_files(*random_product(m, n, k, array.width), array.width)
-    texts |= {"parameters.vh": array.parameters(m, n, k), "README.md": _readme(array, m, n, k)}
+    texts |= {"parameters.vh": array.parameters(m, n, k), "README.md": _readme(array, m, n, k, takes)}
     for name, text in texts.items():
         write_text(folder / name, text, option=option)
 
 
-def _readme(array: RtlArray, m: int, n: int, k: int) -> str:
+def _readme(array: RtlArray, m: int, n: int, k: int, takes: str) -> str:
     shape = {"rows": array.rows, "cols": array.cols, "dataflow": array.dataflow}
     cycles = gemm_cycles(m, n, k, **shape) + 1  # type: ignore[arg-type]
     first, second, written = sram_traffic(m, n, k, **shape)  # type: ignore[arg-type]
+    memory, rate = timed(m, n, k, array.behind), float(array.bytes_per_cycle)
     return f"""# {array.rows} x {array.cols} cells, dataflow {array.dataflow}, {array.width} bits
 
 `protofleet cost --rtl` wrote this. `accelerator.v` is the array between its on-chip buffers, `testbench.v` computes a
@@ -124,13 +204,25 @@ expected.hex (M x N) in FOLDER, one number a line, row by row, as two's compleme
 A bank holds {1 << array.address:,} numbers (ADDRESS in `parameters.vh`).
 A sum is exact up to K = {1 << (_SUM_BITS - 2 * array.width):,}.
 
-Resources, with Yosys:
+`memory_system.v` is the same array behind a DMA of {rate:g} bytes a cycle, with buffers of two halves of
+{array.buffer_bytes:,} bytes, draining and result writes:
+
+    {SIMULATE_MEMORY}
+    ./memory/Vmemory_testbench
+
+The model says of this product: {memory.compute_cycles} cycles computing, {memory.stall_cycles} stalled,
+{memory.cycles} in all; {memory.first_bytes} bytes read of the first operand, {memory.second_bytes} of the second,
+{memory.written_bytes} written. What a product needs is in `parameters.vh`, and each of these is a plusarg too.
+Where Protofleet is installed, `rtl_files.memory_arguments` names them for a product. An operand that lies transposed
+in DRAM is `+ta=1`, `+tb=1`.
+
+{f"{takes}{chr(10)}{chr(10)}" if takes else ""}Resources, with Yosys:
 
     yosys -p "read_verilog accelerator.v array_os.v array_stationary.v bank.v skew.v; \\
       chparam -set ROWS {array.rows} -set COLS {array.cols} {_top(array)}; \\
       synth_xilinx -family xc7 -top {_top(array)}; stat"
 
-Not in it: DDR, a DMA, and a second half of the buffers to fill while the first is read.
+Not in it: what a DDR memory needs beside its bandwidth (latency, refresh, rows that open and close).
 """
 
 

@@ -1,34 +1,40 @@
 """The cost of a layer on an accelerator: a systolic array, a special unit beside it, and a DDR memory behind both.
 
-For each layer three things happen at the same time:
+- The array computes a layer's matrix products (`systolic.map_gemm`), one after the other, each behind the DMA: with
+  its stalls, first operands and last results (`memory_system`).
+- The special unit computes the other operations, `lanes` of them a cycle: of a layer with products beside them, of
+  another layer as its tensors pass by (`layer_traffic`).
 
-- The array computes the matrix products (`systolic.map_gemm`).
-- The special unit computes the other operations, `lanes` of them a cycle.
-- The operands come from DDR, unless the layer before left them on the chip (`dram`).
-
-The layer takes as long as the longest of the three, which is its bound. Layers do not overlap. `assumptions` lists
-every assumption, and every report prints them. All figures are `simulated`. See docs/hardware.md.
+Layers do not overlap, and everything comes from DDR and goes there. What bounds a layer is the longest of what the
+array, the special unit and the DMA do. `assumptions` lists every assumption, and every report prints them. All figures
+are `simulated`. See docs/hardware.md.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
 from protofleet.contract.errors import UsageError
 from protofleet.contract.names import known
 from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
-from protofleet.hw_profiles.accelerator.dram import Traffic, layer_traffic
+from protofleet.hw_profiles.accelerator.layer_traffic import Stream, Traffic, bytes_beside, stream_cycles
+from protofleet.hw_profiles.accelerator.memory_system import Behind, Timed, buffers_of, timed_all
 from protofleet.hw_profiles.accelerator.systolic import DEPTHWISE, Depthwise, Placed, map_gemm
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.precisions import ON_ARRAYS, PRECISIONS
 from protofleet.hw_profiles.workload.model import Layer, Phase, Workload
 
-__all__ = ["Array", "Cost", "LayerCost", "array_of", "assumptions", "check_buildable", "simulate"]
+__all__ = ["Array", "Cost", "LayerCost", "array_of", "assumptions", "simulate"]
 
 Precision = Literal["fp32", "bf16", "int8"]
+_LEAST_RATE = 1_000_000  # the DMA's bytes a cycle are a fraction with no larger denominator
+_MOST_KNOWN = 65_536
+_known: dict[tuple[int, int, int, Behind], Timed] = {}  # products that were timed before: methods share most of them
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,19 @@ class Array:
         return self.dram_bytes_per_s / (self.mhz * 1e6)
 
     @property
+    def rate(self) -> Fraction:
+        """`bytes_per_cycle` as a fraction, which the DMA's transfers are counted by."""
+        exact = Fraction(self.dram_bytes_per_s) / Fraction(self.mhz * 1e6)
+        return max(exact.limit_denominator(_LEAST_RATE), Fraction(1, _LEAST_RATE))
+
+    @cached_property
+    def behind(self) -> Behind:
+        """The array behind its DMA: numbers of one precision everywhere off-chip."""
+        each = self.float_bytes
+        buffers = buffers_of(self.buffer_bytes, self.rows, self.cols, each)
+        return Behind(self.rows, self.cols, self.dataflow, buffers, self.rate, each, each)
+
+    @property
     def peak_gflops(self) -> float:
         """Peak speed: two operations per cell and cycle."""
         return 2 * self.rows * self.cols * self.mhz / 1e3
@@ -86,28 +105,37 @@ class Array:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer on the accelerator. Cycles of the array, of the special unit, of the DDR; `cycles` is the longest."""
+    """One layer on the accelerator.
+
+    Attributes:
+        cycles: of the layer, from its first transfer to its last.
+        array_cycles: in which the array computes, as SCALE-Sim counts them.
+        vector_cycles: of the special unit.
+        dram_cycles: in which the DMA moves the layer's bytes, all of them in one.
+    """
 
     layer: Layer
     placed: tuple[Placed, ...]
+    cycles: int
     array_cycles: int
     vector_cycles: int
     dram_cycles: int
     traffic: Traffic
 
     @property
-    def cycles(self) -> int:
-        """Cycles of the layer, with the three overlapping."""
-        return max(self.array_cycles, self.vector_cycles, self.dram_cycles)
+    def stall_cycles(self) -> int:
+        """Cycles in which neither the array nor the special unit computes: waiting, filling, emptying."""
+        return self.cycles - max(self.array_cycles, self.vector_cycles)
 
     @property
     def bound(self) -> str:
-        """The bound of the layer: array, special unit, dram, or free."""
+        """What is busy longest in the layer: array, dram, special unit; or free."""
         if self.cycles == 0:
             return "free"
-        if self.array_cycles == self.cycles:
+        longest = max(self.array_cycles, self.dram_cycles, self.vector_cycles)
+        if self.array_cycles == longest:
             return "array"
-        return "dram" if self.dram_cycles == self.cycles else "special unit"
+        return "dram" if self.dram_cycles == longest else "special unit"
 
     @property
     def sram_reads(self) -> int:
@@ -164,24 +192,53 @@ class Cost:
 
 def simulate(workload: Workload, array: Array) -> Cost:
     """Run a workload through the accelerator model, layer by layer."""
-    traffic = layer_traffic(workload, array.float_bytes, array.buffer_bytes, array.dataflow, array.rows, array.cols)
-    costs = []
-    for layer, moved in zip(workload.layers, traffic, strict=True):
-        placed = tuple(
+    behind, rate = array.behind, array.rate
+    placed = [
+        tuple(
             map_gemm(g, rows=array.rows, cols=array.cols, dataflow=array.dataflow, depthwise=array.depthwise)
             for g in layer.gemms
         )
+        for layer in workload.layers
+    ]
+    known = _times({(p.m, p.n, p.k) for each in placed for p in each}, behind)
+    beside = bytes_beside(workload, array.float_bytes)
+    units = [-(-layer.vector_ops // array.lanes) for layer in workload.layers]
+    alone = [i for i, layer in enumerate(workload.layers) if not layer.gemms]
+    streams = [Stream(*beside[i], units[i], array.buffer_bytes, rate) for i in alone]
+    passing = dict(zip(alone, stream_cycles(streams).tolist(), strict=True))
+    costs = []
+    for i, layer in enumerate(workload.layers):
+        timed = [(p.count, known[p.m, p.n, p.k]) for p in placed[i]]
+        read, written = beside[i]
+        moved = Traffic(
+            read + sum(count * (t.first_bytes + t.second_bytes) for count, t in timed),
+            written + sum(count * t.written_bytes for count, t in timed),
+            sum(count * t.spilled_bytes for count, t in timed),
+        )
+        computing = max(sum(count * t.cycles for count, t in timed), units[i])
         costs.append(
             LayerCost(
                 layer,
-                placed,
-                array_cycles=sum(p.cycles for p in placed),
-                vector_cycles=-(-layer.vector_ops // array.lanes),
-                dram_cycles=int(-(-moved.total // array.bytes_per_cycle)),
+                placed[i],
+                cycles=computing + math.ceil((read + written) / rate) if layer.gemms else passing[i],
+                array_cycles=sum(p.cycles for p in placed[i]),
+                vector_cycles=units[i],
+                dram_cycles=math.ceil(moved.total / rate),
                 traffic=moved,
             )
         )
     return Cost(array, workload, tuple(costs))
+
+
+def _times(products: Iterable[tuple[int, int, int]], behind: Behind) -> dict[tuple[int, int, int], Timed]:
+    """Each product behind this DMA."""
+    products = list(products)
+    missing = [(*product, behind) for product in products if (*product, behind) not in _known]
+    if len(_known) + len(missing) > _MOST_KNOWN:
+        _known.clear()
+        missing = [(*product, behind) for product in products]
+    _known.update(zip(missing, timed_all(missing), strict=True))
+    return {product: _known[*product, behind] for product in products}
 
 
 def assumptions(array: Array) -> tuple[str, ...]:
@@ -192,14 +249,12 @@ def assumptions(array: Array) -> tuple[str, ...]:
         f"depthwise mapping {array.depthwise}: {DEPTHWISE[array.depthwise].words}",
         f"special unit of {array.lanes} lanes for everything that is not a matrix product (one lane per column is our "
         "assumption; the paper does not give its width); a transcendental function takes 4 operations",
-        f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s peak; on-chip memory {array.sram_bytes:,} bytes, a third for "
-        f"each "
-        "operand and the result, double-buffered; an operand too large for its share is read again per block of the "
-        "other",
-        "a result that fits its share and is used by the very next layer is not fetched again, and not written out "
-        "when "
-        "nothing later needs it; everything else goes through DDR",
-        "array, special unit and DDR overlap within a layer (the longest counts); layers do not overlap",
+        f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s, one transfer at a time; on-chip memory {array.sram_bytes:,} "
+        "bytes, a third for each operand and the result, in two halves; what of a product stays on the chip, its "
+        "stalls and its bytes are those of the array in Verilog behind its DMA",
+        "a convolution's operand is read window by window; nothing stays on the chip from one layer to the next, and "
+        "neither layers nor the products of one layer overlap: each waits for its first operands and its last results",
+        "other layers pass by the special unit in parts of half a buffer, read, computed and written side by side",
         f"numbers are {array.precision} ({array.float_bytes} bytes) everywhere off-chip; partial sums are 4 bytes",
         *_buildable(array),
     )
@@ -217,22 +272,6 @@ def _buildable(array: Array) -> tuple[str, ...]:
         f"DSP blocks ({each} each) where the chip has {array.dsps:,}: the published machine "
         "cannot be built so at this precision, the figures follow the paper's description",
     )
-
-
-def check_buildable(array: Array, device: str) -> None:
-    """Refuse an array that its chip cannot hold at any precision: a cell multiplies in one DSP block at least.
-
-    Raises:
-        UsageError: more cells than DSP blocks.
-    """
-    cells = array.rows * array.cols
-    if array.dsps and cells > array.dsps:
-        raise UsageError(
-            f"{array.rows} x {array.cols} cells on {device}",
-            expected=f"at most {array.dsps:,}, one for each DSP block",
-            got=f"{cells:,}",
-            hint="take fewer --rows or --cols, or a --devices-file of a larger chip",
-        )
 
 
 def array_of(device: Device, **choices: str) -> Array:

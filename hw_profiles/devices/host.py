@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["cpu_name", "cpu_temperature_c", "detect_host", "throttling"]
+__all__ = ["cpu_name", "cpu_temperature_c", "detect_host", "governor", "throttling"]
 
 _PROC = Path("/proc")
 _SYS = Path("/sys")
@@ -70,6 +70,14 @@ def cpu_temperature_c() -> float | None:
         except (OSError, ValueError):
             continue
     return max(readings) if readings else None
+
+
+def governor() -> str:
+    """What chooses the clock of the first processor, or nothing."""
+    try:
+        return (_SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def throttling() -> dict[str, int]:

@@ -56,7 +56,7 @@ class Watch:
         return Load(average, max(0.0, (busy_s - self._busy - own_s) / elapsed_s), own_s)
 
 
-def check_idle(seconds: float = _LOOK_S) -> None:
+def check_idle(seconds: float = _LOOK_S, option: str = "--measure") -> None:
     """Look at the machine for a moment.
 
     Raises:
@@ -67,7 +67,7 @@ def check_idle(seconds: float = _LOOK_S) -> None:
     load = watch.load()
     if load.busy:
         raise UsageError(
-            "--measure", expected=f"other processes that take at most {BUSY:g} of a processor",
+            option, expected=f"other processes that take at most {BUSY:g} of a processor",
             got=f"{load.others:.2f} processors taken, load average {load.average:.2f}",
             hint="ending them, or --under-load to measure all the same: the result is then marked",
         )  # fmt: skip

@@ -7,13 +7,13 @@
   expected range.
 - `FIELDS` below is the whole schema.
 - For the device `host`, this machine's own figures replace cores, clock and memory.
+- A file that `profile --calibrate` wrote has a section of measurements, too (`calibrated`).
 
 See docs/hardware.md.
 """
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.files.atomic_files import read_toml
 from protofleet.contract.names import named
+from protofleet.contract.printable import as_written
+from protofleet.hw_profiles.devices.calibrated import Calibration, parse_calibration
 from protofleet.hw_profiles.devices.host import detect_host
 
-__all__ = ["FIELDS", "Cpu", "Device", "Field", "Gpu", "Memory", "Power", "SystolicArray", "find_device", "load_devices"]
+__all__ = [
+    "FIELDS", "Cpu", "Device", "Field", "Gpu", "Memory", "Power", "SystolicArray", "check_figure", "find_device",
+    "load_devices", "read_device_files",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "memory_gb_s": Field(0.05, 10000),
         "sram_bits": Field(1024, 1e12, whole=True),
         "dsp_slices": Field(1, 1e6, required=False, whole=True),
+        "luts": Field(1, 1e8, required=False, whole=True),
+        "flip_flops": Field(1, 1e8, required=False, whole=True),
+        "block_rams": Field(1, 1e6, required=False, whole=True),
+        "most_mhz": Field(1, 5000, required=False),
     },
     "memory": {
         "ram_bytes": Field(1 << 20, 1 << 44, whole=True),
@@ -76,7 +86,8 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
         "int8_high_w": Field(0.01, 3000, required=False),
     },
 }
-_TEXTS = ("name", "title", "rows", "note")
+_TEXTS = ("name", "title", "rows", "note", "family")
+_CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class SystolicArray:
-    """rows x cols multiply-accumulate cells, a special unit of `special_lanes` elements a cycle, on-chip memory."""
+    """rows x cols multiply-accumulate cells, a special unit of `special_lanes` elements a cycle, on-chip memory.
+
+    Attributes:
+        dsp_slices, luts, flip_flops, block_rams: of the chip, blocks of 36 Kb; None where nothing is known.
+        most_mhz: the fastest clock that the chip's own blocks take.
+    """
 
     rows: int
     cols: int
@@ -113,6 +129,10 @@ class SystolicArray:
     memory_gb_s: float
     sram_bits: int
     dsp_slices: int | None = None
+    luts: int | None = None
+    flip_flops: int | None = None
+    block_rams: int | None = None
+    most_mhz: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +168,9 @@ class Device:
         title: its name in reports.
         rows: its name in the published latency rows; empty without rows.
         note: one line that a reader must know.
+        family: of its FPGA, as Yosys names it; empty for anything else.
         sources: where each number comes from, by `section.number`.
+        calibration: what was measured on it, where somebody did.
     """
 
     name: str
@@ -160,7 +182,9 @@ class Device:
     power: Power | None = None
     rows: str = ""
     note: str = ""
+    family: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    calibration: Calibration | None = None
 
     @property
     def processors(self) -> tuple[str, ...]:
@@ -182,13 +206,19 @@ def load_devices(files: Iterable[str | Path] = ()) -> dict[str, Device]:
         resources.files("protofleet.hw_profiles").joinpath("devices").iterdir(), key=lambda entry: entry.name
     )
     texts = [(entry.name, entry.read_text(encoding="utf-8")) for entry in shipped if entry.name.endswith(".toml")]
-    for path in files:
-        try:
-            texts.append((str(path), Path(path).read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read device file {path}", expected="a TOML file", got=error) from None
-    devices = {device.name: device for origin, text in texts for device in parse_devices(text, origin)}
+    found = [device for origin, text in texts for device in parse_devices(text, origin)]
+    devices = {device.name: device for device in found} | read_device_files(files)
     return {name: _with_host_numbers(device) if name == "host" else device for name, device in devices.items()}
+
+
+def read_device_files(files: Iterable[str | Path]) -> dict[str, Device]:
+    """The devices of these files alone, by name.
+
+    Raises:
+        UsageError: as `load_devices`.
+    """
+    found = [each for path in files for each in _devices(read_toml(path, f"device file {path}"), str(path))]
+    return {device.name: device for device in found}
 
 
 def find_device(name: str, devices: Mapping[str, Device]) -> Device:
@@ -200,12 +230,28 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     return named(devices, name, "unknown device", "a device of `profile --list`")
 
 
+def check_figure(section: str, name: str, value: float, option: str, unit: str) -> float:
+    """A figure of the command line that takes the place of a device's, in the range that a file's has.
+
+    Raises:
+        UsageError: out of that range.
+    """
+    rule = FIELDS[section][name]
+    if not rule.low <= value <= rule.high:
+        raise UsageError(option, expected=f"{_range(rule)} {unit}".strip(), got=f"{value:g}")
+    return value
+
+
 def parse_devices(text: str, origin: str) -> list[Device]:
     """The devices of one TOML text: one at the top level, or several as `[[device]]`."""
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"device file {origin}", expected="TOML", got=error) from None
+    return _devices(table, origin)
+
+
+def _devices(table: Mapping[str, Any], origin: str) -> list[Device]:
     tables = table.get("device", [table])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise UsageError(f"device file {origin}", expected="[[device]] tables", got="device of another form")
@@ -219,11 +265,11 @@ def _parse_device(table: Mapping[str, Any], origin: str) -> Device:
         raise UsageError(f"device file {origin}", expected='name = "…"', got="no name")
     where = f"device {name} ({origin})"
     for key in table:
-        if key not in _TEXTS and key not in FIELDS:
-            raise UsageError(where, expected=f"only {', '.join((*_TEXTS, *FIELDS))}", got=key)
+        if key not in (*_TEXTS, *FIELDS, _CALIBRATION):
+            raise UsageError(where, expected=f"only {', '.join((*_TEXTS, *FIELDS, _CALIBRATION))}", got=key)
     for key, value in texts.items():
         if not isinstance(value, str):
-            raise UsageError(f"{where}: {key}", expected="text", got=repr(value))
+            raise UsageError(f"{where}: {key}", expected="text", got=as_written(value))
     sources: dict[str, str] = {}
     sections = {key: _parse_section(key, table[key], where, sources) for key in FIELDS if key in table}
     if "memory" not in sections:
@@ -231,14 +277,15 @@ def _parse_device(table: Mapping[str, Any], origin: str) -> Device:
     if not any(kind in sections for kind in _PROCESSORS):
         raise UsageError(where, expected="a [cpu], [gpu] or [systolic] section", got="none")
     texts["title"] = texts["title"] or name
-    device = Device(**texts, **sections, sources=sources)
+    measured = parse_calibration(table[_CALIBRATION], where) if _CALIBRATION in table else None
+    device = Device(**texts, **sections, sources=sources, calibration=measured)
     _check_together(device, where)
     return device
 
 
 def _parse_section(section: str, table: object, where: str, sources: dict[str, str]) -> Any:
     if not isinstance(table, dict):
-        raise UsageError(f"{where}: [{section}]", expected="a table of numbers", got=repr(table))
+        raise UsageError(f"{where}: [{section}]", expected="a table of numbers", got=as_written(table))
     fields = FIELDS[section]
     for key in table:
         if key not in fields:
@@ -256,13 +303,13 @@ def _parse_section(section: str, table: object, where: str, sources: dict[str, s
 
 def _parse_figure(figure: object, rule: Field, where: str) -> tuple[float | int, str]:
     if not isinstance(figure, dict) or set(figure) != {"value", "source"}:
-        raise UsageError(where, expected='{ value = …, source = "…" }', got=repr(figure))
+        raise UsageError(where, expected='{ value = …, source = "…" }', got=as_written(figure))
     value, source = figure["value"], figure["source"]
-    number = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
+    number = not isinstance(value, bool) and isinstance(value, int | float)
     if not number or not rule.low <= value <= rule.high or (rule.whole and value != int(value)):
-        raise UsageError(where, expected=_range(rule), got=repr(value))
+        raise UsageError(where, expected=_range(rule), got=as_written(value))
     if not isinstance(source, str) or not source.strip():
-        raise UsageError(where, expected="a source in words", got=repr(source))
+        raise UsageError(where, expected="a source in words", got=as_written(source))
     return (int(value) if rule.whole else float(value)), source
 
 

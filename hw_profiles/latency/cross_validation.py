@@ -2,7 +2,7 @@
 
 Each model (or, stricter, each architecture family) is left out in turn. Everything is fitted on the rest, and the rows
 left out are predicted. The roofline is fitted, too: its peak rates are scaled by one efficiency per setting, on the
-same rows. The targets (README, Figures): median at most 15 %, 90th percentile at most 40 %.
+same rows. The targets (docs/figures.md): median at most 15 %, 90th percentile at most 40 %.
 
 Intervals are tried on rows that neither the fit nor the widths have seen: `with_halves` takes the widths of a row from
 the left-out rows of other groups, `nested` fits and calibrates everything without the group that it then predicts.

@@ -32,6 +32,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.hw_profiles.workload.fusion import fused_layers
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["CLASSES", "MACS", "LayerDemand", "demand", "layer_demands"]
@@ -45,8 +46,6 @@ _EXPONENTIAL = frozenset(
     ("Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish")
 )
 _PIECEWISE = frozenset(("HardSwish", "HardSigmoid", "Elu", "Selu", "Celu", "LeakyRelu", "PRelu"))
-_FUSED = frozenset(("Relu", "Clip", "BatchNormalization", "Add", "Sub", "Mul", "Div", "Cast"))
-_PRODUCTS = frozenset(("conv", "pointwise", "depthwise", "grouped", "linear"))
 _MIN_WINOGRAD_CHANNELS = 16
 
 
@@ -68,37 +67,12 @@ def demand(workload: Workload) -> NDArray[np.float64]:
 
 def layer_demands(workload: Workload) -> list[LayerDemand]:
     """The demand of each layer, in execution order."""
-    makers = {name: layer for layer in workload.layers for name in layer.writes}
-    absorbed: set[str] = set()  # layers that a runtime runs as part of the product before them
+    fused = fused_layers(workload)
     demands = []
     for layer in workload.layers:
-        if _is_fused(layer, workload, makers, absorbed):
-            absorbed.add(layer.name)
-            amounts: Mapping[str, float] = {}
-        else:
-            amounts = _amounts(layer, workload)
+        amounts: Mapping[str, float] = {} if layer.name in fused else _amounts(layer, workload)
         demands.append(LayerDemand(layer, np.array([amounts.get(name, 0.0) for name in CLASSES])))
     return demands
-
-
-def _is_fused(layer: Layer, workload: Workload, makers: Mapping[str, Layer], absorbed: set[str]) -> bool:
-    """Whether it only scales, shifts or clips what one product (or what was already fused into it) has just made.
-
-    Also the product of a gate and its own input, `x * sigmoid(x)`: runtimes have swish and hard-swish as one kernel.
-    """
-    if layer.op not in _FUSED:
-        return False
-    if layer.op == "Mul":
-        gates = [makers[n] for n in layer.reads if n in makers and makers[n].op in ("Sigmoid", "HardSigmoid")]
-        if any(set(gate.reads) <= set(layer.reads) for gate in gates):
-            return True
-    activations = [n for n in layer.reads if workload.tensors[n].role == "activation"]
-    sources = [makers[n] for n in activations if n in makers]
-    if len(activations) != 1 or len(sources) != 1:
-        return False
-    source = sources[0]
-    clips_sum = source.op == "Add" and layer.op in ("Relu", "Clip")
-    return source.kind in _PRODUCTS or source.name in absorbed or clips_sum
 
 
 def _amounts(layer: Layer, workload: Workload) -> dict[str, float]:

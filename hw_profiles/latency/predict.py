@@ -8,6 +8,8 @@
 4. Give it the interval (`intervals`) that left-out rows ask for where a prediction rests on as little as this one.
 5. Say how well that does (`error`), and whether there is ground for it (`support`).
 
+A device whose file has a calibration (`profile --calibrate`) is predicted from that where our own runtime is asked for.
+
 The interval should hold 8 times out of 10. Every figure is `predicted`.
 `python -m protofleet.hw_profiles.latency.fit` makes the coefficients, with their provenance inside. See
 docs/hardware.md.
@@ -21,17 +23,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.contract.errors import UsageError, near_names
+from protofleet.hw_profiles.calibration.predict_board import predict_on_board
+from protofleet.hw_profiles.devices.calibrated import Calibration
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.datasheet import Precision, Threads, device_rates, log_cost_ms
 from protofleet.hw_profiles.latency.intervals import CASES, Case, Widths
 from protofleet.hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
 from protofleet.hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
-from protofleet.hw_profiles.latency.support import Grounds, Support, case_of, support_of
+from protofleet.hw_profiles.latency.support import Grounds, Support, case_of, support_of, support_on_board
 from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = [
@@ -77,7 +82,7 @@ class ModelError:
     median: float
     p90: float
     rows: int
-    left_out: Case
+    left_out: Case | Literal["graph"]
     of: str
 
     def as_text(self) -> str:
@@ -215,6 +220,8 @@ def predict(
     """
     if any(layer.phase not in ("forward", "statistic") for layer in workload.layers):
         runtime, precision = TRAINING_RUNTIME, "fp32"
+    if device.calibration is not None and runtime in (None, *_OWN) and precision in (None, "fp32"):
+        return _calibrated(workload, device, device.calibration, runtime or "onnxruntime", threads)
     runtime = runtime or default_runtime(device)
     precision = precision or default_precision(device, runtime)
     fit = _fit_for(device, runtime, precision, threads)
@@ -243,6 +250,29 @@ def predict(
         error=_error(case, setting),
         unmodelled=workload.unmodelled,
         demands=tuple(demands),
+    )
+
+
+def _calibrated(
+    workload: Workload, device: Device, calibration: Calibration, runtime: str, threads: Threads
+) -> Prediction:
+    """On a board that was measured, from what its file says."""
+    found = predict_on_board(workload, calibration, threads)
+    fit, ms = found.fit, found.ms
+    support = support_on_board(found.unseen, calibration)
+    counted = f"{fit.threads} thread{'s' * (fit.threads > 1)}"
+    return Prediction(
+        setting=Setting(device.name, "cpu", runtime, "fp32", threads, f"{counted}, calibrated"),
+        ms=ms,
+        low_ms=float(ms * np.exp(-found.half_width)),
+        high_ms=float(ms * np.exp(found.half_width)),
+        layers_ms=found.layers_ms,
+        rows=fit.graphs,
+        basis=f"{fit.graphs} small graphs measured on {calibration.board}, {counted}, {calibration.runtime}",
+        support=support,
+        error=ModelError(fit.median, fit.p90, fit.graphs, "graph", f"this board, {counted}"),
+        unmodelled=workload.unmodelled,
+        demands=tuple(layer_demands(workload)),
     )
 
 

@@ -21,13 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from protofleet.hw_profiles.devices.calibrated import Calibration
 from protofleet.hw_profiles.latency.hierarchical_fit import kind_of
 from protofleet.hw_profiles.latency.intervals import Case
 from protofleet.hw_profiles.latency.operator_classes import MACS, LayerDemand
 from protofleet.hw_profiles.latency.published_rows import TRAINING_RUNTIME, Setting
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
-__all__ = ["Grounds", "Support", "case_of", "support_of"]
+__all__ = ["Grounds", "Support", "case_of", "status_of_share", "support_of", "support_on_board"]
 
 Status = Literal["interpolated", "extrapolated", "no ground"]
 _Priced = Sequence[tuple[LayerDemand, float]]
@@ -65,6 +66,13 @@ class Grounds:
     kinds: Mapping[str, Sequence[str]]
 
 
+def status_of_share(share: float) -> Status:
+    """The status of a figure of which so much was not fitted, as a fraction of its time."""
+    if share <= _UNSEEN_EXTRAPOLATED:
+        return "interpolated"
+    return "no ground" if share > _UNSEEN_NO_GROUND else "extrapolated"
+
+
 def case_of(setting: Setting, device: str, rows: int) -> Case:
     """Which check a prediction on `device` is like, made by a fit of `setting` with so many rows."""
     if rows:
@@ -100,6 +108,23 @@ def support_of(
     return Support(status, tuple(reason for _, reason in found if reason))
 
 
+def support_on_board(unseen: Mapping[str, float], calibration: Calibration) -> Support:
+    """Of a prediction from a board's own measurements: by the share of time in operators that none of them had."""
+    share = sum(unseen.values())
+    reasons = []
+    if calibration.under_load:
+        reasons.append(f"{calibration.board} was calibrated while others took {calibration.others or 0:.2f} processors")
+    if calibration.throttled:
+        reasons.append(f"{calibration.board} was held back while it was calibrated")
+    status: Status = "interpolated" if not reasons else "extrapolated"
+    if share > _UNSEEN_EXTRAPOLATED:
+        status = "no ground" if share > _UNSEEN_NO_GROUND else "extrapolated"
+    if unseen:
+        named = ", ".join(list(unseen)[:3])
+        reasons.append(f"{100 * share:.1f} % of the time in operators that were not measured ({named})")
+    return Support(status, tuple(reasons))
+
+
 def _operators(workload: Workload, priced: _Priced) -> tuple[Status, str]:
     """Those of inference; a step's products have other forms, so that of it only what is unmodelled can be told."""
     training = any(layer.phase not in ("forward", "statistic") for layer in workload.layers)
@@ -110,10 +135,10 @@ def _operators(workload: Workload, priced: _Priced) -> tuple[Status, str]:
         if layer.kind == "unmodelled" or not (training or _is_seen(layer, workload.batch)):
             unseen[layer.op] = unseen.get(layer.op, 0.0) + ms
     share = sum(unseen.values()) / total if total else 0.0
-    if share <= _UNSEEN_EXTRAPOLATED:
-        return "interpolated", ""
+    status = status_of_share(share)
+    if status == "interpolated":
+        return status, ""
     named = ", ".join(sorted(unseen, key=lambda op: -unseen[op])[:3])
-    status: Status = "no ground" if share > _UNSEEN_NO_GROUND else "extrapolated"
     return status, f"{100 * share:.0f} % of the time in operators that no fitted network has ({named})"
 
 

@@ -65,7 +65,7 @@ class Terms:
         weights: of the bundle.
         trained: weights and running statistics that training has changed; 0 where nothing trains.
         state: both copies of what the training step reads and writes.
-        nodes, arena: of the features graph at the bundle's batch.
+        nodes, arena: of the features graph at as many photos as a device takes at a time.
         step_nodes, step_arena: of the training step.
         gram: the sums of the run's last round, float64.
     """
@@ -159,7 +159,7 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
     """The terms of a bundle on a device that holds `samples` images.
 
     Args:
-        features: the inference graph at the bundle's batch, weights folded (`fold.fold_weights`).
+        features: the inference graph at `manifest.extraction_batch`, weights folded (`constant_folding.fold_weights`).
         step: the training step, or None.
     """
     last = last_method(method(manifest.method))

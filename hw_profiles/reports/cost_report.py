@@ -8,7 +8,8 @@
     calibration   one round of every method that trains nothing, then CCVR's   simulated
     layers        every layer of the step: products, cycles, bound, traffic     simulated
     memory        peak by use, and the largest batch that fits                  predicted
-    claims        the paper's figures beside ours, by reading
+    claims        the paper's figures beside ours, by reading; for its own networks alone
+    sentence      what a step and a round take, and the largest batch, for the first screen
     step_graph    the bundle's own train_step.onnx: products by phase           counted
 
 Every block names its `kind`. See docs/hardware.md.
@@ -27,6 +28,7 @@ from protofleet.hw_profiles.accelerator.simulate import Array, Cost, LayerCost, 
 from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
 from protofleet.hw_profiles.reports.subject import Subject
+from protofleet.hw_profiles.reports.which_board import what_it_takes
 from protofleet.hw_profiles.workload.baselines import ccvr, features_width
 from protofleet.hw_profiles.workload.calibration_step import Calibrating
 from protofleet.hw_profiles.workload.constant_folding import fold_weights
@@ -68,7 +70,7 @@ def cost_report(
         calibration_cost(forward, each, array, setting.samples) for each in _calibratings(subject, setting.samples)
     ]
     width = features_width(forward)
-    return {
+    report = {
         "schema": SCHEMA,
         "command": "cost",
         "subject": {
@@ -89,10 +91,11 @@ def cost_report(
         "methods": [_round(cost, rounds[0]) for cost in rounds],
         "calibration": [_calibration(c, calibrations[-1]) for c in calibrations] if trains else [],
         "memory": {"kind": "predicted", "capacity_bytes": capacity_bytes, "largest_batch": fits},
-        "claims": _claims(subject, array, setting) if trains else [],
+        "claims": _claims(subject, array, setting) if trains and subject.published else [],
         "step_graph": _step_graph(subject.step),
         "layers": [_layer(c) for c in step_cost(subject, array).layers if c.layer.kind != "view"],
     }
+    return report | {"sentence": what_it_takes(report)}
 
 
 def _trainings(subject: Subject) -> list[Training]:
@@ -133,7 +136,10 @@ def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> N
 
 def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:
     if not trains:
-        return ["int8 covers inference only: gradients are not representable in it, so no training figures are given"]
+        return [
+            "int8 covers inference only: gradients are not representable in it, and sums over features are taken in "
+            "floating point, so no method's figures are given"
+        ]
     return [
         f"a round is {setting.steps:,} steps: {setting.samples:,} local samples, {setting.epochs} epochs, batch "
         f"{setting.batch} (the last batch of an epoch counts as a full one)",
@@ -250,6 +256,7 @@ def _layer(cost: LayerCost) -> dict[str, Any]:
         "array_cycles": cost.array_cycles,
         "vector_cycles": cost.vector_cycles,
         "dram_cycles": cost.dram_cycles,
+        "stall_cycles": cost.stall_cycles,
         "bound": cost.bound,
         "sram_reads": cost.sram_reads,
         "sram_writes": cost.sram_writes,

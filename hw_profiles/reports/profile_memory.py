@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from msgspec import structs
+
 from protofleet.contract.bundle.bundle_file import Manifest
 from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.memory.liveness import largest_batch, peak_memory
@@ -29,7 +31,10 @@ class BundleMemory:
 
     def __init__(self, subject: Subject, manifest: Manifest) -> None:
         self.subject = subject
-        forward = fold_weights(subject.forward_at(manifest.batch))
+        forward = fold_weights(subject.forward_at(manifest.extraction_batch))
+        self._photos_at = lambda batch: (
+            structs.replace(manifest, batch=batch).extraction_batch / manifest.extraction_batch
+        )
         self._terms = lru_cache(lambda samples: memory_terms(manifest, forward, subject.step, samples))
         self._step_at = lru_cache(lambda batch: peak_memory(subject.derived_step(batch), float_bytes=4))
 
@@ -74,9 +79,8 @@ class BundleMemory:
         terms, step = self._terms(samples), self.subject.step
         if batch is not None and step is not None and batch != step.batch:
             scale = self._step_at(batch).arena_bytes / self._step_at(step.batch).arena_bytes
-            terms = replace(
-                terms, step_arena=int(scale * terms.step_arena), arena=int(terms.arena * batch / step.batch)
-            )
+            arena = int(self._photos_at(batch) * terms.arena)
+            terms = replace(terms, step_arena=int(scale * terms.step_arena), arena=arena)
         return client_memory(terms)
 
 

@@ -15,12 +15,13 @@ from typing import Any
 from protofleet.hw_profiles.charts.bars import Bar, Interval, bars, intervals
 from protofleet.hw_profiles.charts.scatter import Point, roofline
 from protofleet.hw_profiles.reports.page import Table, render_page, shade
+from protofleet.hw_profiles.reports.which_board import fits_text, short_title
 from protofleet.hw_profiles.units import size, time_text
 
 __all__ = ["profile_page"]
 
 _TEMPLATE = Path(__file__).with_name("profile.html.j2")
-_LAYERS_SHOWN = 60
+_LAYERS_SHOWN, _LONGEST = 60, 12
 _Device = Mapping[str, Any]
 
 
@@ -32,7 +33,7 @@ def profile_page(report: Mapping[str, Any]) -> str:
     """
     devices = report["devices"]
     training = [device for device in devices if device["training_step"]]
-    layers, left_out = _layers(devices)
+    layers = _layers(devices, _LAYERS_SHOWN)
     view = {
         "r": report,
         "tiles": _tiles(report),
@@ -45,8 +46,9 @@ def profile_page(report: Mapping[str, Any]) -> str:
         "measured": _measured(report),
         "operators": _operators(report["operators"]),
         "entries": [(f"{d['title']}: {len(d['inference'])} entries", _entries(d)) for d in devices],
+        "longest": _layers(devices, _LONGEST),
         "layers": layers,
-        "layers_left_out": left_out,
+        "layers_left_out": len({layer["name"] for device in devices for layer in device["layers"]}) - len(layers.rows),
         "sources": [(d["title"], _sources(d)) for d in devices],
     }
     charts = {
@@ -87,7 +89,8 @@ def _ladder(uplink: Mapping[str, Any]) -> Table:
 
 def _fleet(devices: Sequence[_Device]) -> Table:
     headers = (
-        "device", "inference", "80 % interval", "", "ground", "energy", "training step", "", "round", "fits in memory",
+        "device", "inference", "80 % interval", "kind", "ground", "energy", "training step", "step's kind", "round",
+        "fits in memory",
     )  # fmt: skip
     rows = []
     for device in devices:
@@ -95,7 +98,7 @@ def _fleet(devices: Sequence[_Device]) -> Table:
         spent = main["energy"]
         rows.append(
             (
-                _short(device),
+                short_title(device),
                 time_text(main["latency_ms"]),
                 _interval(main),
                 main["kind"],
@@ -104,7 +107,7 @@ def _fleet(devices: Sequence[_Device]) -> Table:
                 time_text(step["latency_ms"]) if step else "–",
                 step["kind"] if step else "",
                 time_text(step["round_s"] * 1e3) if step else "–",
-                _fits(memory),
+                fits_text(memory),
             )
         )
     return Table("the fleet", headers, rows, left=(0, 4, 9), tags=(3, 7))
@@ -118,7 +121,7 @@ def _latency_chart(devices: Sequence[_Device]) -> str:
         predicted = entry["kind"] == "predicted"
         note = f"{time_text(entry['latency_ms'])}  {entry['runtime'] if predicted else 'systolic'} {entry['precision']}"
         kind = "1" if predicted else "3"
-        values.append(Interval(_short(device), kind, entry["latency_ms"], entry["low_ms"], entry["high_ms"], note))
+        values.append(Interval(short_title(device), kind, entry["latency_ms"], entry["low_ms"], entry["high_ms"], note))
     return intervals(values, "latency of inference by device")
 
 
@@ -127,14 +130,14 @@ def _phase_chart(training: Sequence[_Device]) -> str:
     for device in training:
         step = device["training_step"]
         shares = {phase.replace("_", " "): 100 * ms / step["latency_ms"] for phase, ms in step["phases_ms"].items()}
-        values.append(Bar(_short(device), shares, f"{time_text(step['latency_ms'])} ({step['kind']})"))
+        values.append(Bar(short_title(device), shares, f"{time_text(step['latency_ms'])} ({step['kind']})"))
     return bars(values, unit="% of the step")
 
 
 def _training(training: Sequence[_Device]) -> Table:
     rows = [
         (
-            _short(device),
+            short_title(device),
             time_text(step["latency_ms"]),
             _interval(step),
             step["kind"],
@@ -143,7 +146,7 @@ def _training(training: Sequence[_Device]) -> Table:
         )
         for device, step in ((device, device["training_step"]) for device in training)
     ]
-    headers = ("device", "step", "80 % interval", "", "steps in a round", "ground, and the model's error")
+    headers = ("device", "step", "80 % interval", "kind", "steps in a round", "ground, and the model's error")
     return Table("a training step", headers, rows, wide=(5,), tags=(3,))
 
 
@@ -155,7 +158,7 @@ def _training_basis(training: Sequence[_Device]) -> str:
 def _memory(devices: Sequence[_Device]) -> Table:
     rows = [
         (
-            _short(device),
+            short_title(device),
             size(memory["inference_peak_bytes"]),
             *(
                 size(memory[f"{what}_peak_bytes"]) if memory[f"{what}_peak_bytes"] else "–"
@@ -171,7 +174,7 @@ def _memory(devices: Sequence[_Device]) -> Table:
     ]
     headers = (
         "device", "inference", "training", "closing round", "of it our process and data", "at most", "usable",
-        "largest training batch", "",
+        "largest training batch", "kind",
     )  # fmt: skip
     return Table("memory", headers, rows, tags=(8,))
 
@@ -196,8 +199,8 @@ def _measured(report: Mapping[str, Any]) -> Table:
         for line in report["comparison"]
     ]
     headers = (
-        "what", "threads", "batch", "median", "p99", "processor", "", "predicted", "80 % interval", "", "peak memory",
-        "load", "conditions",
+        "what", "threads", "batch", "median", "p99", "processor", "kind", "predicted", "80 % interval", "it is",
+        "peak memory", "load", "conditions",
     )  # fmt: skip
     return Table("measured beside predicted", headers, rows, wide=(12,), tags=(6,), tight=True)
 
@@ -230,15 +233,17 @@ def _entries(device: _Device) -> Table:
         for entry in device["inference"]
     ]
     headers = (
-        "runtime", "precision", "threads", "latency", "80 % interval", "", "energy", "rests on",
+        "runtime", "precision", "threads", "latency", "80 % interval", "kind", "energy", "rests on",
         "ground, and the model's error",
     )  # fmt: skip
-    return Table(f"runtimes of {_short(device)}", headers, rows, wide=(7, 8), tags=(5,))
+    return Table(f"runtimes of {short_title(device)}", headers, rows, wide=(7, 8), tags=(5,))
 
 
-def _layers(devices: Sequence[_Device]) -> tuple[Table, int]:
-    """Layers as rows, devices as columns, and how many are left out. A layer that is fused on one device and not on
-    another shows as 0 there."""
+def _layers(devices: Sequence[_Device], most: int) -> Table:
+    """Layers as rows, in the network's order, devices as columns: those with the largest share of any device's time.
+
+    A layer that is fused on one device and not on another shows as 0 there.
+    """
     order: dict[str, tuple[str, int]] = {}
     for device in devices:
         for layer in device["layers"]:
@@ -246,7 +251,7 @@ def _layers(devices: Sequence[_Device]) -> tuple[Table, int]:
     times = [{layer["name"]: layer["ms"] for layer in device["layers"]} for device in devices]
     worst = [max(column.values(), default=0.0) for column in times]
     share = {n: max(c.get(n, 0.0) / (sum(c.values()) or 1.0) for c in times) for n in order}
-    kept = set(sorted(order, key=lambda n: -share[n])[:_LAYERS_SHOWN])
+    kept = set(sorted(order, key=lambda n: -share[n])[:most])
     rows, shades = [], []
     for name, (op, macs) in order.items():
         if name in kept:
@@ -254,32 +259,19 @@ def _layers(devices: Sequence[_Device]) -> tuple[Table, int]:
             rows.append((name, op, f"{macs / 1e6:,.2f}" if macs else "", *map(_microseconds, mine)))
             shades.append((0.0, 0.0, 0.0, *(shade(ms, w) for ms, w in zip(mine, worst, strict=True))))
     headers = ("layer", "op", "M MACs", *(_column(device["name"]) for device in devices))
-    return Table("layers by device", headers, rows, left=(0, 1), shades=shades, tight=True), len(order) - len(rows)
+    name = "layers by device" if most == _LAYERS_SHOWN else "the longest layers by device"
+    return Table(name, headers, rows, left=(0, 1), shades=shades, tight=True)
 
 
 def _roofline(device: _Device) -> str:
     roof = device["roofline"]
     points = [Point(p["name"], p["macs_per_byte"], p["gmacs"]) for p in roof["points"] if p["gmacs"] > 0]
-    title = f"{_short(device)}: {device['inference'][0]['precision']}"
+    title = f"{short_title(device)}: {device['inference'][0]['precision']}"
     return roofline(points, roof["peak_gmacs"], roof["memory_gb_s"], title)
 
 
 def _sources(device: _Device) -> Table:
-    return Table(f"sources of {_short(device)}", ("figure", "source"), list(device["sources"].items()), wide=(1,))
-
-
-def _short(device: _Device) -> str:
-    """The title up to its first comma, without the maker."""
-    return str(device["title"]).split(",")[0].removeprefix("NVIDIA ")
-
-
-def _fits(memory: Mapping[str, Any]) -> str:
-    beyond = ", extrapolated" if memory["extrapolated"] else ""
-    if memory["fits"]:
-        return "yes" + beyond
-    if not memory["inference_fits"]:
-        return "no" + beyond
-    return ("all but the closing round" if memory["training_fits"] else "inference only") + beyond
+    return Table(f"sources of {short_title(device)}", ("figure", "source"), list(device["sources"].items()), wide=(1,))
 
 
 def _largest(memory: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@
       memory          peaks and the upper bound, does it fit, the largest batch that does            predicted
       layers          milliseconds of every layer of the main inference entry
       roofline        peaks and the layers' place under them
+    sentence      which board fits, slowest and fastest, for the first screen
     measured      what --measure found on this machine, or a record read back
     comparison    measured beside predicted
     operators     of an inference, measured beside predicted, with --per-operator
@@ -38,6 +39,7 @@ from protofleet.hw_profiles.latency.predict import Prediction, coefficients, pre
 from protofleet.hw_profiles.memory.process_rss import load_model
 from protofleet.hw_profiles.reports.profile_memory import BundleMemory
 from protofleet.hw_profiles.reports.subject import Subject, bundle_subject
+from protofleet.hw_profiles.reports.which_board import which_board
 from protofleet.hw_profiles.workload.model import PHASES, Workload
 
 __all__ = ["SCHEMA", "Choice", "profile_report"]
@@ -92,6 +94,7 @@ def profile_report(
         "assumptions": _assumptions(subject, devices),
         "model_checks": _checks(),
     }
+    report["sentence"] = which_board(report)
     report["comparison"] = _comparison(report, subject, devices, measured) if measured else []
     report["operators"] = _operators(subject, devices, measured) if measured else []
     return report

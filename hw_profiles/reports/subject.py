@@ -16,7 +16,7 @@ from protofleet.contract.methods import METHODS, Method
 from protofleet.hw_profiles.workload.baselines import features_width, fedavg
 from protofleet.hw_profiles.workload.calibration_step import Calibrating, method_calibration
 from protofleet.hw_profiles.workload.constant_folding import fold_weights
-from protofleet.hw_profiles.workload.from_onnx import bundle_halves, bundle_workloads, read_workload
+from protofleet.hw_profiles.workload.from_onnx import any_batch, bundle_halves, bundle_workloads, read_workload
 from protofleet.hw_profiles.workload.model import Workload
 from protofleet.hw_profiles.workload.paper_networks import build_network
 from protofleet.hw_profiles.workload.training import Training, bundle_training, method_training
@@ -35,6 +35,7 @@ class Subject:
         forward_at: the features graph at batch B.
         manifest: of the bundle, or None for a named backbone.
         step: the bundle's own training step, at its own batch.
+        published: whether it is one of the networks of SphereFed's paper.
         halves_at: where the bundle trains only the tail of the network: its trunk and its tail at batch B.
     """
 
@@ -46,6 +47,7 @@ class Subject:
     manifest: Manifest | None = None
     step: Workload | None = None
     halves_at: Callable[[int], tuple[Workload, Workload]] | None = None
+    published: bool = False
 
     def trained_at(self, batch: int) -> Workload:
         """What of the network a step trains, at batch B: all of it, or its tail."""
@@ -59,7 +61,11 @@ class Subject:
     @cached_property
     def inference(self) -> Workload:
         """The features graph as a runtime runs it."""
-        return fold_weights(self.forward_at(self.batch))
+        return self.inference_at(self.batch)
+
+    def inference_at(self, batch: int) -> Workload:
+        """The features graph as a runtime runs it, at batch B."""
+        return fold_weights(self.forward_at(batch))
 
     @property
     def normalised(self) -> bool:
@@ -98,20 +104,22 @@ class Subject:
 def load_subject(
     target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None
 ) -> Subject:
-    """A bundle file, or one of the paper's backbones by name.
+    """A bundle file, a plain ONNX file, or one of the paper's backbones by name.
 
     Args:
-        classes: C; a bundle's own is used unless given, a name takes 100.
+        classes: C; a bundle's own is used unless given, others take 100.
         side: input side of a named backbone; default 32.
         batch: B; default the bundle's own, or 64.
 
     Raises:
         BundleError: the bundle cannot be read, or its graph keeps a dynamic shape.
-        UsageError: an unknown name, or a size that makes no sense.
+        UsageError: an unknown name, a size that makes no sense, or an ONNX file that cannot be read at any batch.
     """
     for name, value in (("classes", classes), ("batch", batch)):
         if value is not None and value < 1:
             raise UsageError(name, expected="a positive integer", got=value)
+    if target.endswith(".onnx"):
+        return _onnx_subject(Path(target), classes=classes, batch=batch)
     if target.endswith(".bundle") or Path(target).is_file():
         return bundle_subject(read_bundle(target), f"bundle {Path(target).name}", classes=classes, batch=batch)
 
@@ -121,7 +129,30 @@ def load_subject(
 
     forward_at(1)
     source = f"SphereFed's tables, {side or 32}x{side or 32} input"
-    return Subject(target, source, classes or 100, batch or 64, forward_at)
+    return Subject(target, source, classes or 100, batch or 64, forward_at, published=True)
+
+
+def _onnx_subject(path: Path, *, classes: int | None, batch: int | None) -> Subject:
+    """A graph from anywhere; its first output stands for the features, (B, D), to which a head is added in training."""
+    try:
+        graph = any_batch(path.read_bytes(), path.name)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", expected="an ONNX file", got=error.strerror) from None
+
+    @lru_cache(maxsize=64)
+    def forward_at(size: int) -> Workload:
+        forward = read_workload(graph, batch=size, name=path.stem)
+        shape = forward.tensors[forward.outputs[0]].shape
+        if len(shape) != 2 or shape[0] != size:
+            raise UsageError(
+                f"{path.name}: first output", expected=f"features of shape ({size}, width) for a batch of {size}",
+                got=" x ".join(map(str, shape)), hint="a graph that ends in a flattened layer, with a symbolic batch",
+            )  # fmt: skip
+        return forward
+
+    tensors = forward_at(2).tensors.values()
+    inputs = ["x".join(map(str, t.shape[1:])) for t in tensors if t.role == "input"]
+    return Subject(path.stem, f"{path.name}, {' and '.join(inputs)} input", classes or 100, batch or 64, forward_at)
 
 
 def bundle_subject(

@@ -3,8 +3,8 @@
 1. Set the batch where it is symbolic.
 2. Infer every shape. A graph that stays dynamic is refused.
 3. Separate tensors that depend on the data from those that depend only on weights.
-4. Turn each node into a `Layer` (`operators.describe`). A transpose that the product after it takes in
-   (`constant_folding`) is only a view.
+4. Turn each node into a `Layer` (`operators.describe`), named after its module (`module_names`). A transpose that the
+   product after it takes in (`constant_folding`) is only a view.
 5. For a training step (inputs `x, y, …, lr, state…`, outputs `loss, <name>.next…`), divide the nodes into forward,
    input gradient, weight gradient and update (`phases`).
 
@@ -25,8 +25,10 @@ from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.errors import BundleError, UsageError
 from protofleet.hw_profiles.workload.constant_folding import free_transposes
 from protofleet.hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Role, Tensor, Workload
+from protofleet.hw_profiles.workload.module_names import module_names
 from protofleet.hw_profiles.workload.operators import Work, describe
 from protofleet.hw_profiles.workload.phases import phase_of_nodes
+from protofleet.hw_profiles.workload.spans import span_of
 
 __all__ = [
     "ConvShape",
@@ -36,6 +38,7 @@ __all__ = [
     "Phase",
     "Tensor",
     "Workload",
+    "any_batch",
     "bundle_halves",
     "bundle_workloads",
     "read_workload",
@@ -123,13 +126,34 @@ def read_workload(
     data = _data_dependent(graph.node, {i.name for i in graph.input} - set(known) - {t.name for t in graph.initializer})
     phases = phase_of_nodes(graph.node, [o.name for o in graph.output], data) if step_inputs is not None else None
     free = free_transposes(graph.node, {o.name for o in graph.output}, {n: len(t.shape) for n, t in tensors.items()})
+    weights = {n for n, role in role_of.items() if role in ("parameter", "frozen", "buffer")}
+    names = module_names(graph.node, weights, data)
     layers = [
-        _layer(index, node, tensors, constants, data, "forward" if phases is None else phases[index], index in free)
+        _layer(
+            names[index], node, tensors, constants, data, "forward" if phases is None else phases[index], index in free
+        )
         for index, node in enumerate(graph.node)
     ]
     size = batch or next((t.shape[0] for t in tensors.values() if t.role == "input" and t.shape), 1)
     outputs = tuple(o.name for o in graph.output)
     return Workload(name, size, tuple(layer for layer in layers if layer is not None), tensors, outputs)
+
+
+def any_batch(source: bytes, name: str) -> ModelProto:
+    """A graph whose batch is fixed, with a symbolic one: the first dimension of every input that is no weight.
+
+    Raises:
+        BundleError: not an ONNX graph.
+    """
+    model = _parse(source, name)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name not in weights and value.type.tensor_type.shape.dim:
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]
+    return model
 
 
 def _parse(source: bytes | ModelProto, name: str) -> ModelProto:
@@ -237,7 +261,7 @@ def _data_dependent(nodes: Iterable[NodeProto], sources: set[str]) -> set[str]:
 
 
 def _layer(
-    index: int,
+    name: str,
     node: NodeProto,
     tensors: Mapping[str, Tensor],
     constants: Mapping[str, object],
@@ -251,7 +275,7 @@ def _layer(
     writes = tuple(n for n in node.output if n in tensors)
     work = Work("view") if free else describe(node, tensors, constants, data)
     return Layer(
-        name=node.name or f"{node.op_type}_{index}",
+        name=name,
         op=node.op_type,
         kind=work.kind,
         phase=phase,
@@ -261,4 +285,6 @@ def _layer(
         vector_ops=work.vector_ops,
         conv=work.conv,
         weights=tuple(n for n in reads if tensors[n].role in ("parameter", "frozen")),
+        node=node.name,
+        span=span_of(node, tensors, constants),
     )

@@ -2,7 +2,8 @@
 
 A `Workload` is an ordered list of `Layer`s over named `Tensor`s. A layer says what it computes (its operator class, its
 matrix products, its vector operations) and what it touches (the tensors it reads and writes), so that the same value
-answers three questions: how many cycles (`systolic`), how many bytes move (`dram`), how many bytes live (`liveness`).
+answers three questions: how many cycles (`systolic`), how many bytes move (`layer_traffic`), how many live
+(`liveness`).
 
 `from_onnx` reads a workload from an ONNX graph, `training_step` derives the backward pass and the update from a forward
 one, `calibration_step` what statistics cost. Nothing here knows a device.
@@ -113,10 +114,13 @@ class Layer:
     """One operation.
 
     Attributes:
+        name: its module's, or the module's before it with the operator (`module_names`); no two are alike.
         op: the ONNX operator, or what `training_step` calls the derived one.
+        node: the name of its node in the graph; empty for a derived layer.
         gemms: the matrix products it consists of; empty when it is not one.
         vector_ops: scalar operations outside the matrix products (comparisons, adds, exponentials each count 1).
         weights: the names among `reads` that are parameters (trained or frozen).
+        span: how many elements it works through at one go, side by side (`spans`); 0 where nobody has said.
     """
 
     name: str
@@ -129,6 +133,8 @@ class Layer:
     vector_ops: int = 0
     conv: ConvShape | None = None
     weights: tuple[str, ...] = ()
+    node: str = ""
+    span: int = 0
 
     @property
     def macs(self) -> int:

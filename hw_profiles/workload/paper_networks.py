@@ -54,6 +54,7 @@ class _Net:
         self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
         self.value, self.channels, self.side, self.input_side = "x", 3, side, side
+        self.block, self.convolutions = "", 0
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> None:
         output = f"v{len(self.nodes)}"
@@ -62,8 +63,12 @@ class _Net:
         )
         self.value = output
 
-    def weight(self, *shape: int) -> str:
-        tensor = TensorProto(name=f"w{len(self.weights)}", data_type=TensorProto.FLOAT, dims=shape)
+    def inside(self, block: str) -> None:
+        """What follows belongs to this module: `blocks.3`."""
+        self.block, self.convolutions = f"{block}." if block else "", 0
+
+    def weight(self, name: str, *shape: int) -> str:
+        tensor = TensorProto(name=f"{self.block}{name}", data_type=TensorProto.FLOAT, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="params.safetensors")
         self.weights.append(tensor)
@@ -71,12 +76,15 @@ class _Net:
 
     def conv(self, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, relu: bool = True) -> None:
         """Convolution without bias, norm and, unless told otherwise, ReLU."""
-        pad, weight = kernel // 2, self.weight(out, self.channels // groups, kernel, kernel)
+        self.convolutions += 1
+        conv, norm = (f"{kind}{self.convolutions}" for kind in ("conv", "norm"))
+        pad, weight = kernel // 2, self.weight(f"{conv}.weight", out, self.channels // groups, kernel, kernel)
         self.node(
             "Conv", self.value, weight, strides=[stride] * 2, pads=[pad] * 4, kernel_shape=[kernel] * 2, group=groups
         )
         self.channels, self.side = out, -(-self.side // stride)
-        self.node("GroupNormalization", self.value, self.weight(out), self.weight(out), num_groups=_GROUPS)
+        scale, bias = self.weight(f"{norm}.weight", out), self.weight(f"{norm}.bias", out)
+        self.node("GroupNormalization", self.value, scale, bias, num_groups=_GROUPS)
         if relu:
             self.node("Relu")
 
@@ -113,9 +121,13 @@ def _vgg13(net: _Net, tin: int) -> None:
 
 def _mobilenet_v2(net: _Net, tin: int) -> None:
     """Table 14."""
+    net.inside("stem")
     net.conv(32)
+    blocks = 0
     for expansion, out, repeats, first in _MOBILENET_V2:
         for repeat in range(repeats):
+            net.inside(f"blocks.{blocks}")
+            blocks += 1
             stride = (first or tin) if repeat == 0 else 1
             start, channels = net.value, net.channels
             net.conv(channels * expansion, kernel=1)
@@ -123,15 +135,18 @@ def _mobilenet_v2(net: _Net, tin: int) -> None:
             net.conv(out, kernel=1, relu=repeat > 0 or stride != 1 or channels != out)
             if stride == 1 and channels == out:
                 net.node("Add", start, net.value)
+    net.inside("last")
     net.conv(1280, kernel=1)
     net.pool("AveragePool", net.side)
 
 
 def _resnet18(net: _Net, tin: int) -> None:
     """Table 15."""
+    net.inside("stem")
     net.conv(64)
-    for out, first in ((64, tin), (128, 2), (256, 2), (512, 2)):
-        for stride in (first, 1):
+    for stage, (out, first) in enumerate(((64, tin), (128, 2), (256, 2), (512, 2))):
+        for block, stride in enumerate((first, 1)):
+            net.inside(f"stages.{stage}.{block}")
             start, channels, side = net.value, net.channels, net.side
             net.conv(out, stride=stride)
             net.conv(out, relu=False)

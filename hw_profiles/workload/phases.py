@@ -6,9 +6,9 @@ A step graph is plain dataflow, so the phase is read from what a node depends on
     update            elementwise, at the end of a chain to `<param>.next` that begins where the gradient is whole:
                       what reads `lr`, the parameter or the optimizer's state (momentum, or Adam's means of gradients
                       and of their squares), and what scales or squares a gradient for these alone
-    weight gradient   the rest that feeds one tensor's update only; a product of it multiplies two things that vary with
-                      the data (attention's input gradients do so, too, and feed several tensors' updates)
-    input gradient    the rest: the gradient on its way to earlier layers
+    weight gradient   what of the rest feeds one tensor's update only: from its last product of two things that vary
+                      with the data on, and what lays out the operands of that product
+    input gradient    the rest: the gradient on its way to earlier layers, though one tensor may be all that is left
 
 See docs/hardware.md.
 """
@@ -24,6 +24,7 @@ from protofleet.hw_profiles.workload.model import Phase
 __all__ = ["phase_of_nodes"]
 
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
+_LAYOUTS = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
 _UPDATE_OPS = frozenset(
     [
         "Add",
@@ -64,17 +65,47 @@ def phase_of_nodes(nodes: Sequence[NodeProto], outputs: Sequence[str], data: set
         update |= _update_chain(target, nodes, makers, forward)
     update |= _prepared(nodes, makers, data, update)
     reached = _targets_reached(nodes, targets)
-    phases: list[Phase] = []
-    for index, node in enumerate(nodes):
-        if index in update:
-            phases.append("update")
-        elif index in forward:
-            phases.append("forward")
-        else:
-            alone = len(set().union(*(reached.get(n, set()) for n in produced[index]))) <= 1
-            varies = node.op_type not in _PRODUCTS or all(name in data for name in node.input[:2])
-            phases.append("weight_gradient" if alone and varies else "input_gradient")
+    backward = [index for index in range(len(nodes)) if index not in update and index not in forward]
+    alone = {i for i in backward if len(set().union(*(reached.get(n, set()) for n in produced[i]))) <= 1}
+    earlier = _before_the_product(nodes, makers, backward, alone, data)
+    own = {i for i in alone - earlier if nodes[i].op_type not in _PRODUCTS or _of_data(nodes[i], data)}
+    phases: list[Phase] = ["input_gradient"] * len(nodes)
+    whose: tuple[tuple[set[int], Phase], ...] = ((own, "weight_gradient"), (forward, "forward"), (update, "update"))
+    for indices, phase in whose:
+        for index in indices:
+            phases[index] = phase
     return phases
+
+
+def _of_data(node: NodeProto, data: set[str]) -> bool:
+    return node.op_type in _PRODUCTS and all(name in data for name in node.input[:2])
+
+
+def _before_the_product(
+    nodes: Sequence[NodeProto], makers: dict[str, int], backward: Sequence[int], alone: set[int], data: set[str]
+) -> set[int]:
+    """What a gradient goes through on its way to the one tensor that is left, before the product that is its gradient.
+
+    These are products, masks and poolings. What only lays out an operand of that product is none of them.
+    """
+    users: dict[int, set[int]] = {}
+    carries = set(backward) - alone  # a gradient that comes from later layers
+    for index in backward:
+        above = {makers[name] for name in nodes[index].input if name in makers}
+        if above & carries:
+            carries.add(index)
+        if index in alone:
+            for maker in above:
+                users.setdefault(maker, set()).add(index)
+    leads: set[int] = set()  # to a later product
+    before: set[int] = set()
+    for index in reversed(backward):
+        takers = users.get(index, set()) if index in alone else set()
+        if any(user in leads or _of_data(nodes[user], data) for user in takers):
+            leads.add(index)
+            if nodes[index].op_type not in _LAYOUTS or takers & before:
+                before.add(index)
+    return before & carries
 
 
 def _ancestors(nodes: Sequence[NodeProto], makers: dict[str, int], names: set[str]) -> set[int]:
@@ -108,7 +139,7 @@ def _has_gradient(target: str, nodes: Sequence[NodeProto], makers: dict[str, int
 def _update_chain(target: str, nodes: Sequence[NodeProto], makers: dict[str, int], forward: set[int]) -> set[int]:
     """Nodes from `target` back through elementwise operators, up to and including the last that reads lr or state."""
     chain: set[int] = set()
-    if not _has_gradient(target, nodes, makers, forward):
+    if target not in makers or not _has_gradient(target, nodes, makers, forward):
         return chain
 
     def rests_on_state(index: int, depth: int) -> bool:

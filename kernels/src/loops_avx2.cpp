@@ -5,4 +5,5 @@
 #define PF_TILE 6
 #define PF_OUT 1
 #define PF_GRAD 4
+#define PF_ROW 4
 #include "loops.inc"

@@ -5,4 +5,5 @@
 #define PF_TILE 14
 #define PF_OUT 2
 #define PF_GRAD 16
+#define PF_ROW 8
 #include "loops.inc"

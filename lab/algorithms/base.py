@@ -29,7 +29,7 @@ No message on Protofleet's wire can carry weights. So all of this exists in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,6 +63,7 @@ _TRAINING = {
 }
 _CLOSING = {
     **{name: closing_method().hyper[name] for name in closing_method().solved_with},
+    "form": replace(closing_method().hyper["form"], default="ridge"),  # eq. 12, as the papers close their runs
     "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
     "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
     "ccvr_epochs": Hyper(10, "ours", low=1),
@@ -212,7 +213,7 @@ class Algorithm:
         """Every hyper-parameter over that base: of the clients' training, the server's rule and the objective."""
         rule = RULES[base or cls.base]
         row = METHODS[cls.objective].hyper if cls.objective in METHODS else {}
-        own = {name: hyper for name, hyper in row.items() if name not in (*_TRAINING, *_ON_THE_WIRE)}
+        own = {name: hyper for name, hyper in row.items() if name not in (*_TRAINING, *_CLOSING, *_ON_THE_WIRE)}
         choice = Hyper(cls.base, RULES[cls.base].source, tuple(RULES))
         every = {**_TRAINING, "base": choice, **rule.hyper, **_CLOSING, **own, **cls.hyper}
         return {name: hyper for name, hyper in every.items() if name not in cls.fixed}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from protofleet.contract.heads.answers import LinearAnswer
 from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import Value
-from protofleet.contract.methods.ffc import closed_form
+from protofleet.contract.methods.ffc import closed_form, of_one_device
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.edge_client.data import LocalData
 from protofleet.lab.training.local_training import EagerModel
@@ -83,7 +83,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
 
 def head_by_ffc(features: Features, y: Labels, classes: int, hyper: Mapping[str, Value]) -> LinearAnswer:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
-    return LinearAnswer(closed_form(client_gram(features, y, classes), hyper), unit=True)
+    return LinearAnswer(closed_form(client_gram(features, y, classes), of_one_device(hyper)), unit=True)
 
 
 def head_by_sgd(

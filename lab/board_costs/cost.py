@@ -4,6 +4,10 @@ On a CPU the latency model applies, in fp32 on all cores, with its interval. On 
 applies. Energy is the board's power while it computes, times the time (`hw_profiles/energy.py`), with a range of both.
 Nothing is measured. The bounds of the parts' intervals are added, since an error of the model on a board is the same in
 all parts.
+
+Each cost has a support, that of its weakest part: *simulated*, *interpolated*, *extrapolated* or *no ground*
+(`latency/support.py`). Sums over features are judged by their share of the time, since no fitted network has them.
+Nothing stands for the bounds of a cost without ground: `Spent.bounded`.
 """
 
 from __future__ import annotations
@@ -17,37 +21,46 @@ from protofleet.hw_profiles.devices.schema import Device as Board
 from protofleet.hw_profiles.devices.schema import load_devices
 from protofleet.hw_profiles.energy import energy
 from protofleet.hw_profiles.latency.predict import coefficients, predict
+from protofleet.hw_profiles.latency.support import status_of_share
+from protofleet.hw_profiles.ranges import ZERO, Range
 from protofleet.hw_profiles.workload.model import Workload
 from protofleet.lab.board_costs.work import Part, Work
 
-__all__ = ["Range", "Spent", "boards", "errors", "run_of", "spent"]
+__all__ = ["Spent", "boards", "errors", "run_of", "spent"]
 
-
-@dataclass(frozen=True)
-class Range:
-    """A figure with its lower and upper bound."""
-
-    value: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-
-    def plus(self, other: Range, times: float = 1.0) -> Range:
-        """The sum with `times` of another."""
-        return Range(self.value + times * other.value, self.low + times * other.low, self.high + times * other.high)
+_ORDER = ("simulated", "interpolated", "extrapolated", "no ground")
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds and joules of some work. Joules are None where the board's file gives no power."""
+    """Seconds and joules of some work.
 
-    seconds: Range = Range()
-    joules: Range | None = Range()
+    Attributes:
+        joules: None where the board's file gives no power.
+        support: of the weakest part, with what it lacks in `reasons`.
+    """
+
+    seconds: Range = ZERO
+    joules: Range | None = ZERO
+    support: str = "simulated"
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything stands for its bounds."""
+        return self.support != "no ground"
 
     def plus(self, other: Spent, times: float = 1.0) -> Spent:
         """The sum with `times` of another."""
         known = self.joules is not None and other.joules is not None
         joules = self.joules.plus(other.joules, times) if known else None  # type: ignore[union-attr, arg-type]
-        return replace(self, seconds=self.seconds.plus(other.seconds, times), joules=joules)
+        total = replace(self, seconds=self.seconds.plus(other.seconds, times), joules=joules)
+        return total.judged(other.support, *other.reasons)
+
+    def judged(self, support: str, *reasons: str) -> Spent:
+        """As it is, but no better founded than `support`."""
+        worst = max(self.support, support, key=_ORDER.index)
+        return replace(self, support=worst, reasons=tuple(dict.fromkeys((*self.reasons, *reasons))))
 
 
 def boards() -> tuple[list[Board], list[Board]]:
@@ -62,10 +75,18 @@ def boards() -> tuple[list[Board], list[Board]]:
 
 def spent(parts: Iterable[Part], board: Board) -> Spent:
     """The cost of these parts together."""
-    total = Spent()
+    total, sums_s = Spent(), 0.0
     for part in parts:
-        total = total.plus(_once(_as_run(part, board), board), part.times)
-    return total
+        cost = _once(_as_run(part, board), board, part.forward)
+        if part.sums and board.systolic is None:
+            sums_s += part.times * cost.seconds.value
+            cost = replace(cost, support="simulated", reasons=())
+        total = total.plus(cost, part.times)
+    share = sums_s / total.seconds.value if sums_s else 0.0
+    status = status_of_share(share)
+    if status == "interpolated":
+        return total
+    return total.judged(status, f"{100 * share:.0f} % of the time in sums over features")
 
 
 def run_of(work: Work, board: Board) -> tuple[Spent, Spent]:
@@ -85,16 +106,20 @@ def _as_run(part: Part, board: Board) -> Workload:
 
 
 @lru_cache(maxsize=4096)
-def _once(workload: Workload, board: Board) -> Spent:
+def _once(workload: Workload, board: Board, forward: Workload | None) -> Spent:
+    support: str = "simulated"
+    reasons: tuple[str, ...] = ()
     if board.systolic is not None:
         ms = simulate(workload, _array(board)).latency_ms
         low, high = ms, ms
     else:
-        prediction = predict(workload, board)
+        prediction = predict(workload, board, forward=forward)
         ms, low, high = prediction.ms, prediction.low_ms, prediction.high_ms
+        support, reasons = prediction.support.status, prediction.support.reasons
     seconds = Range(ms / 1e3, low / 1e3, high / 1e3)
     power = energy(board, "fp32", ms, low, high)
-    return Spent(seconds, None if power is None else Range(power.mj / 1e3, power.low_mj / 1e3, power.high_mj / 1e3))
+    joules = None if power is None else Range(power.mj / 1e3, power.low_mj / 1e3, power.high_mj / 1e3)
+    return Spent(seconds, joules, support, reasons)
 
 
 def _array(board: Board) -> Array:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from protofleet.contract.errors import MethodError
 from protofleet.contract.methods import DEFAULT, METHODS, Head, Method, Value, closing_method, method
@@ -57,12 +57,20 @@ _HEADS: Mapping[str, tuple[Head, HeadUse]] = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A workload, and how often it runs. `on_array` replaces it where layers are costed one by one."""
+    """A workload, and how often it runs.
+
+    Attributes:
+        on_array: in its place where layers are costed one by one.
+        forward: of a training step, the inference graph of its network, by which its operators are judged.
+        sums: whether it is of sums over features, which no fitted network has.
+    """
 
     name: str
     workload: Workload
     times: float
     on_array: Workload | None = None
+    forward: Workload | None = None
+    sums: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +112,11 @@ class Network:
     def width(self) -> int:
         """D."""
         return self._backbone.width
+
+    @cached_property
+    def inference(self) -> Workload:
+        """The features graph of one photo, as a runtime runs it."""
+        return fold_weights(self.forward_at(1))
 
     def forward_at(self, batch: int) -> Workload:
         """The features graph at batch B."""
@@ -169,7 +182,7 @@ def _trained(own: Method, experiment: Experiment, net: Network, samples: int) ->
         raise MethodError(f"{own.name}: loss", expected="what its loss consists of", got="none")
     training = method_training(own, net.classes, net.width, hyper=hyper, head=head)
     derived = training_step(net.forward_at(batch), training)
-    yield _steps(net.step(own, hyper, head, batch), derived, hyper, experiment, samples)
+    yield _steps(net, net.step(own, hyper, head, batch), derived, hyper, experiment, samples)
     sends = experiment.method == own.name and own.statistic is not ClassMeans and bool(own.statistic.FIELDS)
     keeps = "prototypes" in own.global_rows or own.has_personal_head
     yield from _summed(own.statistic.FIELDS, net, samples, passes=keeps + sends, unit=own.unit_features)
@@ -178,7 +191,7 @@ def _trained(own: Method, experiment: Experiment, net: Network, samples: int) ->
 def _untrained(own: Method, experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
     hyper = own.resolve(experiment.hyper)
     yield _pass(net, samples, 1)
-    yield Part("statistic", method_calibration(own, samples, net.classes, net.width, hyper=hyper).device, 1)
+    yield _sums(method_calibration(own, samples, net.classes, net.width, hyper=hyper).device)
 
 
 def _averaged(algorithm: type[Algorithm], experiment: Experiment, net: Network, samples: int) -> Iterator[Part]:
@@ -198,7 +211,7 @@ def _averaged(algorithm: type[Algorithm], experiment: Experiment, net: Network, 
     derived, exported = training_step(net.forward_at(batch), training), net.step(stands, hyper, head, batch)
     if ops := RULES[str(settled["base"])].correction_ops:
         derived, exported = _corrected(derived, ops), _corrected(exported, ops)
-    yield _steps(exported, derived, settled, experiment, samples)
+    yield _steps(net, exported, derived, settled, experiment, samples)
     if algorithm.statistic is not None:
         yield from _summed(algorithm.statistic.FIELDS, net, samples, passes=1, unit=unit)
 
@@ -220,9 +233,15 @@ def _corrected(step: Workload, ops: int) -> Workload:
 
 
 def _steps(
-    exported: Workload, derived: Workload, hyper: Mapping[str, Value], experiment: Experiment, samples: int
+    net: Network,
+    exported: Workload,
+    derived: Workload,
+    hyper: Mapping[str, Value],
+    experiment: Experiment,
+    samples: int,
 ) -> Part:
-    return Part("training", exported, int(hyper["epochs"]) * -(-samples // experiment.batch), derived)
+    times = int(hyper["epochs"]) * -(-samples // experiment.batch)
+    return Part("training", exported, times, derived, net.inference)
 
 
 def _pass(net: Network, samples: int, times: int) -> Part:
@@ -231,17 +250,19 @@ def _pass(net: Network, samples: int, times: int) -> Part:
     return Part("features", fold_weights(net.forward_at(block)), times * samples / block)
 
 
+def _sums(workload: Workload) -> Part:
+    return Part("statistic", workload, 1, sums=True)
+
+
 def _summed(fields: Sequence[Field], net: Network, samples: int, *, passes: int, unit: bool) -> Iterator[Part]:
     if passes:
         yield _pass(net, samples, passes)
-        yield Part(
-            "statistic", statistic_work(fields or ClassMeans.FIELDS, samples, net.classes, net.width, unit=unit), 1
-        )
+        yield _sums(statistic_work(fields or ClassMeans.FIELDS, samples, net.classes, net.width, unit=unit))
 
 
 def _closing(name: str, net: Network, samples: int) -> Iterator[Part]:
     yield _pass(net, samples, 1)
     if name == "ccvr":
-        yield Part("statistic", ccvr(samples, net.classes, net.width).device, 1)
+        yield _sums(ccvr(samples, net.classes, net.width).device)
     else:
-        yield Part("statistic", method_calibration(closing_method(), samples, net.classes, net.width).device, 1)
+        yield _sums(method_calibration(closing_method(), samples, net.classes, net.width).device)

@@ -17,6 +17,7 @@ from protofleet.contract.console.verbosity import QUIET_HELP, VERBOSE_HELP, chec
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from protofleet.contract.methods import DEFAULT, METHOD_HELP
+from protofleet.lab.commands.compare_command import compare_command
 from protofleet.lab.commands.table_commands import (
     ADDRESS_HELP,
     ENGINE_HELP,
@@ -197,7 +198,7 @@ def run_command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
     trainer: Annotated[
-        str, typer.Option(help="What trains networks that stay on devices: onnx, the graph that they get, or torch.")
+        str, typer.Option(help="What trains networks that stay on devices: the graph onnx, its form kernels, or torch.")
     ] = "onnx",
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
@@ -295,5 +296,6 @@ def _shape(text: str | None) -> tuple[int, int, int] | None:
     return None if text is None else read_shape(text)
 
 
+lab_app.command("compare")(compare_command)
 lab_app.command("table")(table_command)
 lab_app.command("results")(results_command)

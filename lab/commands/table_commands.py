@@ -21,7 +21,9 @@ ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray
 
 # arguments: each is an option, as typer reads them
 def table_command(
-    name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
+    name: Annotated[
+        str | None, typer.Argument(help="A table, or a TOML file of your own; without it the tables are listed.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
     preset: Annotated[
@@ -50,8 +52,13 @@ def table_command(
     address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
 ) -> int:
     """Regenerate a published table: the paper's number beside ours."""
-    from protofleet.lab.paper_tables.config import read_table
+    from protofleet.lab.paper_tables.config import TABLES, read_table
 
+    if name is None:
+        width = max(map(len, TABLES))
+        for known in TABLES:
+            typer.echo(f"{known:{width}}  {read_table(known)[1].title}")
+        return 0
     stem, table = read_table(name)
     if seeds is not None and seeds < 1:
         raise UsageError("--seeds", expected="1 or more", got=seeds)

@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.bundle.native_kernels import installed_kernels
 from protofleet.contract.console.logs import told
 from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import DEFAULT, METHODS, Value, closing_method, method
+from protofleet.contract.names import listed
 from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.trials.step_forms import choose_step_form
 from protofleet.export.backbones.backbone import find_backbone
 from protofleet.export.backbones.backbone_names import PREFIX, check_backbone_name
 from protofleet.export.backbones.weights import file_sha256
@@ -44,6 +47,8 @@ from protofleet.lab.training.local_training import EagerModel, save_weights
 from protofleet.lab.workers.workers import OneProcess, Workers, limited_threads
 
 __all__ = ["Experiment", "lab_methods", "run_experiment"]
+
+TRAINERS = ("onnx", "kernels", "torch")
 
 
 def lab_methods() -> dict[str, str]:
@@ -76,8 +81,9 @@ class Experiment:
         input_shape: (H, W, c) to resize images to; None for their own shape.
         scaling: `normalised` by the training images' mean and deviation, or `unit`, which is 0 to 1.
         validation: whether the validation split replaces every test (`lab/data/validation.py`).
-        trainer: how the devices' networks are trained: `onnx`, the graph that devices get, or `torch`, which differs by
-            rounding. Networks whose weights are averaged are always trained by torch.
+        trainer: how the devices' networks are trained: `onnx`, the graph that every device gets; `kernels`, its form
+            for protofleet-kernels where a trial finds that faster, as on a device that has the wheel; or `torch`. The
+            last two differ from it by rounding. Networks whose weights are averaged are always trained by torch.
         keep_optimizer: whether a device's optimizer keeps its state for the next round. Some frameworks do this, and no
             real device. It needs torch as the trainer.
         shift, severity: `corruption` of each client's images by a kind of its own, with severity 1 to 5
@@ -134,8 +140,11 @@ class Experiment:
         check_shift(self.shift, self.severity)
         if self.scaling not in ("normalised", "unit"):
             raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
-        if self.trainer not in ("torch", "onnx"):
-            raise UsageError("--trainer", expected="onnx or torch", got=self.trainer)
+        if self.trainer not in TRAINERS:
+            raise UsageError("--trainer", expected=listed(TRAINERS), got=self.trainer)
+        if self.trainer == "kernels" and installed_kernels() is None:
+            hint = "pip install ./kernels, or --trainer onnx"
+            raise UsageError("--trainer kernels", expected="protofleet-kernels installed", got="none", hint=hint)
         by_torch = self.trainer == "torch" and self.method not in ALGORITHMS and method(_row(self.method)).trains
         if self.keep_optimizer and not by_torch:
             expected = "trainer torch, and devices that train and keep their weights"
@@ -298,7 +307,7 @@ def _torch_steps(experiment: Experiment, data: DataSet, names: Sequence[str], de
     It is None, too, for a method that trains nothing, and for a network from an ONNX file, which never trains.
     """
     entry = method(_row(experiment.method))
-    if experiment.trainer == "onnx" or not entry.trains or any(name.startswith(PREFIX) for name in names):
+    if experiment.trainer != "torch" or not entry.trains or any(name.startswith(PREFIX) for name in names):
         return None
     seed, weights = experiment.course.seed, experiment.weights
     nets = [find_backbone(name, data.input_shape, seed=seed, weights=weights).net for name in names]
@@ -312,6 +321,7 @@ def _last_round(experiment: Experiment) -> int:
 
 
 def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) -> Bundle:
+    """The bundle of every device with this backbone, with the step that it is to train with here."""
     mean, std = _scaling(experiment, data)
     build_bundle(
         backbone=backbone,
@@ -327,8 +337,9 @@ def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) ->
         mean=mean,
         std=std,
         provenance=f"weights {Path(experiment.weights).name}" if experiment.weights else "random weights",
+        for_kernels=experiment.trainer == "kernels",
     )
-    return read_bundle(path)
+    return choose_step_form(read_bundle(path), path)
 
 
 def _scaling(experiment: Experiment, data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -67,11 +67,11 @@ class Rung:
 RUNGS: tuple[Rung, ...] = (
     Rung("nearest class mean", "ncm"),
     *(Rung(f"FedCOF, {n} group{'s' * (n > 1)} a class", "fedcof", {"groups": n}) for n in (1, 2, 4, 8)),
-    Rung("FFC, 256 columns, ridge", "ffc", {"project": 256}),
+    Rung("FFC, 256 columns, ridge", "ffc", {"project": 256, "form": "ridge"}),
     Rung("FFC, 256 columns, discriminant", "ffc", {"project": 256, "form": "discriminant"}),
-    Rung("FFC in half precision, ridge", "ffc", encoding="f16"),
+    Rung("FFC in half precision, ridge", "ffc", {"form": "ridge"}, encoding="f16"),
     Rung("FFC in half precision, discriminant", "ffc", {"form": "discriminant"}, encoding="f16"),
-    Rung("FFC, ridge", "ffc"),
+    Rung("FFC, ridge", "ffc", {"form": "ridge"}),
     Rung("FFC, discriminant", "ffc", {"form": "discriminant"}),
 )
 

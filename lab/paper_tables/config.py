@@ -191,6 +191,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         needs: what must be at hand before this row can be run: weights, a network that is not here.
         family: what goes up: `nothing`, `prototypes`, `sums` or `weights`; a chart's colour.
         columns: the only columns that this row is run in; all when empty.
+        reading_of: another row of the table, whose published numbers this one gives by another reading of the paper.
         own_hyper: whether the row's hyper-parameters replace the table's and the column's instead of joining them.
     """
 
@@ -207,6 +208,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     metric: str | None = None
     family: str = "weights"
     columns: tuple[str, ...] = ()
+    reading_of: str = ""
     own_hyper: bool = False
     note: str = ""
 
@@ -381,6 +383,7 @@ def read_table(name: str) -> tuple[str, Table]:
         given = [*row.columns, *(column for numbers in published for column in numbers)]
         _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
         _named(f"{name}: tested", [row.tested] if row.tested else [], list(TABLES))
+        _named(f"{name}: reading_of", [row.reading_of] if row.reading_of else [], [other.name for other in table.rows])
         _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
     _named(f"{name}: against", [table.against] if table.against else [], [row.name for row in table.rows])
     if table.quick is not None:

@@ -7,6 +7,7 @@ have a cost and no accuracy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from protofleet.hw_profiles.charts.marks import standalone
 from protofleet.hw_profiles.charts.scatter import JOULES, Mark, scatter
 from protofleet.hw_profiles.devices.schema import Device as Board
 from protofleet.hw_profiles.units import nice_bytes, nice_joules, percent, time_text
-from protofleet.lab.board_costs.cost import Range, Spent, boards, errors, run_of
+from protofleet.lab.board_costs.cost import Spent, boards, errors, run_of
 from protofleet.lab.board_costs.work import Work, device_work, network
 from protofleet.lab.data.datasets import SHIPPED, Outline, outline
 from protofleet.lab.data.partition import hold_back
@@ -73,6 +74,7 @@ def joules_pages(stem: str, sheet: Sheet, table: Table) -> dict[str, str]:
         "",
         *_every_board("One round", lines, {name: [one for one, _ in pairs] for name, pairs in costs.items()}),
         "",
+        *_grounds({name: [run for _, run in pairs] for name, pairs in costs.items()}),
         *_about(able, left_out),
     ]
     return {f"{stem}-joules.md": "\n".join(text) + "\n", **{f"{stem}-{name}.svg": svg for name, svg in charts.items()}}
@@ -173,6 +175,7 @@ def _one_board(lines: Sequence[_Line], costs: Sequence[tuple[Spent, Spent]], col
         "the run",
         "",
         "range",
+        "ground",
         "µJ/byte",
         *(f"best, {name}" for name in columns),
     ]
@@ -193,7 +196,7 @@ def _one_board(lines: Sequence[_Line], costs: Sequence[tuple[Spent, Spent]], col
         assert one.joules is not None
         texts = [*accuracies, "not run" if sent is None else nice_bytes(sent) if sent else "none"]
         texts += [nice_joules(one.joules.value), time_text(one.seconds.value * 1e3)]
-        texts += [nice_joules(joules.value), time_text(run.seconds.value * 1e3), _range(joules)]
+        texts += [nice_joules(joules.value), time_text(run.seconds.value * 1e3), _range(run), run.support]
         texts.append(f"{joules.value / sent * 1e6:,.0f}" if sent else "")
         texts += [column[place] for column in best_texts]
         output.append(f"| {line.row.name} | {' | '.join(texts)} |")
@@ -228,7 +231,30 @@ def _every_board(title: str, lines: Sequence[_Line], costs: dict[str, list[Spent
     for place, line in enumerate(lines):
         texts = [_spent(spent[place]) for spent in costs.values()]
         output.append(f"| {line.row.name} | {' | '.join(texts)} |")
+    output.append(f"| *ground* | {' | '.join(map(_support, costs.values()))} |")
     return output
+
+
+def _support(costs: Sequence[Spent]) -> str:
+    """The support of a board's figures: one word where all have the same, else how many have each."""
+    counted = Counter(cost.support for cost in costs)
+    return next(iter(counted)) if len(counted) == 1 else ", ".join(f"{name} {n}" for name, n in counted.items())
+
+
+def _grounds(costs: dict[str, list[Spent]]) -> list[str]:
+    """What the figures of each board lack."""
+    lines = [
+        "Ground: a figure is *interpolated* where rows of this runtime on this board are of networks like it,"
+        " *extrapolated* beyond one of these, and has *no ground* where nothing like it was left out and predicted;"
+        " then no range is given ([decision 270](../docs/decisions/270-what-a-prediction-rests-on.md)). On an array it"
+        " is *simulated*.",
+        "",
+    ]
+    for board, spent in costs.items():
+        reasons = dict.fromkeys(reason for cost in spent for reason in cost.reasons)
+        if reasons:
+            lines.append(f"- {board}: {_support(spent)}: {'; '.join(reasons)}.")
+    return [*lines, ""]
 
 
 def _spent(cost: Spent) -> str:
@@ -263,8 +289,11 @@ def _charts(lines: Sequence[_Line], runs: Sequence[Spent], columns: Sequence[str
             yield f"joules{suffix}", standalone(scatter(marks, title, JOULES))
 
 
-def _range(joules: Range) -> str:
-    return f"{nice_joules(joules.low)} – {nice_joules(joules.high)}"
+def _range(cost: Spent) -> str:
+    """Its joules' bounds; none where nothing stands for them."""
+    if cost.joules is None or not cost.bounded:
+        return "–"
+    return f"{nice_joules(cost.joules.low)} – {nice_joules(cost.joules.high)}"
 
 
 def _percent(fraction: float | None) -> str:

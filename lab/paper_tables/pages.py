@@ -190,6 +190,7 @@ def _nothing(name: str, table: Table) -> Sheet:
 
 
 def _top(claims: Sequence[Claim], again: Sequence[Claim]) -> list[str]:
+    claims, again = (_once(part) for part in (claims, again))
     missing = {(claim.row, claim.column, claim.hours) for claim in claims if claim.verdict == NOT_RUN}
     left = sum(value for _, _, value in missing if value is not None)
     others = [f"Some also by other settings of the same tables (`--preset`): {_counts(again)}."] if again else []
@@ -202,10 +203,18 @@ def _top(claims: Sequence[Claim], again: Sequence[Claim]) -> list[str]:
         "",
         "Made by `protofleet lab results` from the ledgers (`*.json`) beside it and the tables' definitions; nothing",
         "is run. Accuracies are percent, gains percent of the other row's accuracy, parameters what one client sends",
-        "in a round. *Within 1 point* is of these percentages, *within the paper's spread* its own ±, *within a tenth*",
-        "of a number of parameters, which some papers print in round thousands. *Not run* is also what was run with",
-        "settings that the table no longer has. Ledgers of 0.1 do not name their code.",
+        "in a round. ± beside ours is half the 95 % interval of its mean over seeds: a published number *inside our",
+        "interval* is no miss, and with two seeds the interval is wide. *Within 1 point* is of these percentages, and",
+        "at most a tenth of the published error; *within the paper's spread* is its own ±, *within a tenth* of a",
+        "number of parameters, which some papers print in round thousands. *One seed* is no verdict. A number that a",
+        "row gives by another reading of the paper is counted once, at the row of the paper. *Not run* is also what",
+        "was run with settings that the table no longer has. Ledgers of 0.1 do not name their code.",
     ]
+
+
+def _once(claims: Sequence[Claim]) -> list[Claim]:
+    """Each published number once."""
+    return [claim for claim in claims if not claim.is_again]
 
 
 def _counts(claims: Sequence[Claim]) -> str:
@@ -230,6 +239,7 @@ def _section(folder: Path, name: str, table: Table, sheet: Sheet, claims: Sequen
 def _line(name: str, table: Table, preset: str, claim: Claim) -> str:
     published = number(claim, claim.published) + (f" ± {claim.spread:.2f}" if claim.spread is not None else "")
     ours = "" if claim.ours is None else number(claim, claim.ours)
+    ours += "" if claim.half is None else f" ± {claim.half:.2f}"
     difference = "" if claim.difference is None else number(claim, claim.difference, sign=True)
     seeds = str(claim.seeds) if claim.seeds else ""
     verdict = " ".join(_verdict(name, table, preset, claim).split()).replace("|", "\\|")

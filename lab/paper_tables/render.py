@@ -20,7 +20,7 @@ from protofleet.lab.paper_tables.config import Table
 from protofleet.lab.paper_tables.cost_page import KINDS
 from protofleet.lab.paper_tables.more_tables import metrics_table, seeds_table
 from protofleet.lab.paper_tables.table_ledger import Sheet, SheetCell
-from protofleet.lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
+from protofleet.lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, ONE_SEED, Claim, claims_of, command_for
 
 __all__ = ["MADE", "head_lines", "hours", "number", "pages", "quick_words", "show"]
 
@@ -82,28 +82,33 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
     opening += [*(f"- {line}" for line in table.found), ""] if table.found else []
     if not claims:
         return opening or ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
-    reproduced = [claim for claim in claims if claim.held]
+    counted = [claim for claim in claims if not claim.is_again]
+    reproduced = [claim for claim in counted if claim.held]
     missed = [claim for claim in claims if claim.verdict == NOT_REPRODUCED]
+    single = [claim for claim in claims if claim.verdict == ONE_SEED]
     missing = [claim for claim in claims if claim.verdict == NOT_RUN]
     verdict = (
         "Reproduced"
-        if len(reproduced) == len(claims)
+        if len(reproduced) == len(counted)
         else "Partly reproduced"
         if reproduced
         else "Not reproduced"
         if missed
+        else "Without a verdict"
+        if single
         else "Not run"
     )
-    count = f"{len(reproduced)} of {len(claims)} published numbers"
+    count = f"{len(reproduced)} of {len(counted)} published numbers"
     lines = [*opening, f"**{verdict}: {count}**{_how(reproduced)}.", ""]
     lines += [f"- Not reproduced: {text}" for text in _by_row(missed)]
+    lines += [f"- One seed, no verdict: {text}" for text in _by_row(single)]
     lines += [f"- Not run: {text}" for text in _by_row(missing)]
     runnable = [claim for claim in missing if claim.row_there]
     if runnable:
         preset = sheet.preset if sheet.preset != table.preset else ""
         command = command_for(sheet.table, [claim.row for claim in runnable], preset=preset)
         lines.append(f"- To run them: `{command}`, about {hours(_sum(missing))} on one core; {quick_words(table)}")
-    return [*lines, *([""] if missed or missing else [])]
+    return [*lines, *([""] if missed or single or missing else [])]
 
 
 def quick_words(table: Table) -> str:
@@ -126,8 +131,6 @@ def number(claim: Claim, value: float, *, sign: bool = False) -> str:
 def _how(reproduced: Sequence[Claim]) -> str:
     kinds = list(dict.fromkeys(claim.verdict for claim in reproduced))
     counts = [f"{sum(claim.verdict == kind for claim in reproduced)} {kind}" for kind in kinds]
-    one = sum(claim.seeds == 1 for claim in reproduced)
-    counts += [f"{one} of them on one seed"] if one else []
     return f" ({', '.join(counts)})" if counts else ""
 
 

@@ -1,15 +1,19 @@
 """Each published number beside ours: the difference, and the verdict.
 
-    within 1 point              of the percentage, or of the gain in percent
+    inside our interval         the 95 % interval of our mean over seeds (`seeds.py`): a number there is no miss
+    within 1 point              of the percentage, and where less than 10 % are wrong within a tenth of these; or of the
+                                gain in percent
     within the paper's spread   its own ±
     within a tenth              of the parameters that a client sends, which some papers print in round thousands
     not reproduced              with what is known of why
+    one seed                    whatever it gave: no verdict about what a seed decides
     not run                     no run with the settings that the table has now: the command, what it would cost, and
                                 what the quick fraction gave where that was run
 
 A table's definition has the published numbers, and its ledger has ours. A cell whose settings are no longer the table's
 is not compared with the paper; its result is only mentioned. The cost of a missing run is that of the runs of the same
-row, or of the same table, or else the definition's guess.
+row, or of the same table, or else the definition's guess. A row that reads the paper another way than the row of its
+number (`reading_of`) is compared with it, and not counted again.
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ import msgspec
 import numpy as np
 
 from protofleet.lab.paper_tables.config import Column, Row, Table
+from protofleet.lab.paper_tables.seeds import half_interval
 from protofleet.lab.paper_tables.table_ledger import Sheet, SheetCell
 
-__all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command_for", "flat", "hours_of"]
+__all__ = ["NOT_REPRODUCED", "NOT_RUN", "ONE_SEED", "WITHIN", "Claim", "claims_of", "command_for", "flat", "hours_of"]
 
-WITHIN, SPREAD, CLOSE = "within 1 point", "within the paper's spread", "within a tenth"
-NOT_REPRODUCED, NOT_RUN = "not reproduced", "not run"
+INSIDE, WITHIN, SPREAD, CLOSE = "inside our interval", "within 1 point", "within the paper's spread", "within a tenth"
+NOT_REPRODUCED, NOT_RUN, ONE_SEED = "not reproduced", "not run", "one seed"
 _POINT, _SHARE = 1.0, 0.1
 _ROUNDING = ("trainer",)  # settings that change nothing but how numbers are rounded on the way
 
@@ -41,6 +46,7 @@ class Quantity:
         printed: a number of it as text, with its sign or not.
         published: of a row, the numbers by column.
         ours: of the cell, and of the cell that a gain is over.
+        by_seed: the same of each seed; empty where the two cells have not the same ones.
         is_close: whether ours is near enough to the published, whatever the paper's spread; given both.
         close: that verdict.
         of_results: whether it depends on what was trained, and so on all settings.
@@ -50,6 +56,7 @@ class Quantity:
     printed: Callable[[float, bool], str]
     published: Callable[[Row], Mapping[str, float]]
     ours: Callable[[SheetCell, SheetCell], float | None]
+    by_seed: Callable[[SheetCell, SheetCell], Sequence[float]]
     is_close: Callable[[float, float], bool]
     close: str
     of_results: bool = True
@@ -64,6 +71,16 @@ def _gain(cell: SheetCell, base: SheetCell) -> float | None:
     return None if cell.accuracy is None or not base.accuracy else 100.0 * (cell.accuracy / base.accuracy - 1.0)
 
 
+def _accuracies(cell: SheetCell, base: SheetCell) -> Sequence[float]:
+    return [100.0 * value for value in cell.values]
+
+
+def _gains(cell: SheetCell, base: SheetCell) -> Sequence[float]:
+    if cell.seeds != base.seeds or len(cell.values) != len(base.values) or not all(base.values):
+        return ()
+    return [100.0 * (value / other - 1.0) for value, other in zip(cell.values, base.values, strict=True)]
+
+
 def _sent(cell: SheetCell, base: SheetCell) -> float | None:
     return None if cell.accuracy is None else cell.uplink_bytes_per_client_round / 4.0
 
@@ -72,17 +89,23 @@ def _within_a_point(ours: float, published: float) -> bool:
     return abs(ours - published) <= _POINT
 
 
+def _within_a_tenth_of_the_error(ours: float, published: float) -> bool:
+    return abs(ours - published) <= min(_POINT, _SHARE * (100.0 - published))
+
+
 ACCURACY = Quantity(
     lambda value, sign: f"{value:{'+' if sign else ''}.2f}",
     lambda row: row.published,
     _accuracy,
-    _within_a_point,
+    _accuracies,
+    _within_a_tenth_of_the_error,
     WITHIN,
 )
 GAIN = Quantity(
     lambda value, sign: f"{value:{'+' if sign else ''}.2f} %",
     lambda row: row.gains,
     _gain,
+    _gains,
     _within_a_point,
     WITHIN,
     is_gain=True,
@@ -91,6 +114,7 @@ SENT = Quantity(
     lambda value, sign: f"{value:{'+' if sign else ''},.0f}",
     lambda row: row.sent,
     _sent,
+    lambda cell, base: (),
     lambda ours, published: abs(ours - published) <= _SHARE * published,
     CLOSE,
     of_results=False,
@@ -109,9 +133,11 @@ class Claim:
         quantity: what it is of.
         published, spread, ours: percent, of the other row's accuracy for a gain; numbers for parameters.
         seeds: that `ours` is of.
+        half: half the 95 % interval of `ours` over these, in its units; None for fewer than two, and for parameters.
         why: of one that is not reproduced or not run; empty where nothing is known.
         hours: what a run would cost on one core; None where nothing is known of it.
         row_there: whether a row of the table gives it.
+        is_again: whether another row has the same number of the paper, which is counted there.
         quick: of one that is not run, what the quick fraction gave, in the units of `ours`; None where it was not run.
         quick_failure: why the quick fraction gave nothing, though it was run; empty for any other.
     """
@@ -124,10 +150,12 @@ class Claim:
     spread: float | None = None
     ours: float | None = None
     seeds: int = 0
+    half: float | None = None
     verdict: str = NOT_RUN
     why: str = ""
     hours: float | None = None
     row_there: bool = True
+    is_again: bool = False
     quick: float | None = None
     quick_failure: str = ""
 
@@ -139,7 +167,7 @@ class Claim:
     @property
     def held(self) -> bool:
         """Whether it is reproduced."""
-        return self.verdict in (WITHIN, SPREAD, CLOSE)
+        return self.verdict in (INSIDE, WITHIN, SPREAD, CLOSE)
 
 
 def claims_of(table: Table, sheet: Sheet | None, preset: str = "", quick: Sheet | None = None) -> list[Claim]:
@@ -173,7 +201,9 @@ def _published(row: Row, column: str) -> Iterator[Claim]:
     for name, quantity in QUANTITIES.items():
         numbers, spread = quantity.published(row), row.spread.get(column) if quantity is ACCURACY else None
         if column in numbers:
-            yield Claim(row.name, column, name.format(over=row.over), quantity, numbers[column], spread)
+            again = bool(row.reading_of)
+            what = name.format(over=row.over)
+            yield Claim(row.name, column, what, quantity, numbers[column], spread, is_again=again)
 
 
 def _judged(
@@ -188,13 +218,14 @@ def _judged(
     ours, why = claim.quantity.ours(cell, base), _cause(row)
     if ours is None:
         return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
-    claim = replace(claim, ours=ours, seeds=cell.runs)
+    by_seed = claim.quantity.by_seed(cell, base)
+    claim = replace(claim, ours=ours, seeds=cell.runs, half=half_interval(by_seed))
     compared = _compared(table, row, cell, base)
     changes = (_changed(table, other, column, its_cell, preset) for other, its_cell in compared)
     changed = "; ".join(dict.fromkeys(filter(None, changes)))
     if changed and claim.quantity.of_results:
         gave = claim.quantity.printed(ours, claim.quantity.is_gain)
-        return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0)
+        return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0, half=None)
     verdict = _verdict(claim)
     return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
 
@@ -228,6 +259,10 @@ def _cause(row: Row) -> str:
 
 def _verdict(claim: Claim) -> str:
     ours, apart = claim.ours or 0.0, abs(claim.difference or 0.0)
+    if claim.quantity.of_results and claim.seeds < 2:
+        return ONE_SEED
+    if claim.half is not None and apart <= claim.half:
+        return INSIDE
     if claim.quantity.is_close(ours, claim.published):
         return claim.quantity.close
     return SPREAD if claim.spread is not None and apart <= claim.spread else NOT_REPRODUCED

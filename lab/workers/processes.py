@@ -25,6 +25,7 @@ from typing import Any
 
 from protofleet.contract.console.interrupt import hold_back, let_through
 from protofleet.contract.errors import ProtofleetError, UsageError, WorkerError
+from protofleet.contract.methods import METHODS, load_method
 from protofleet.lab.workers.shared_arrays import Box, Handle, Shared, pack, replace, sendable, unpack
 from protofleet.lab.workers.workers import Results, SiteWorkers, Task
 
@@ -63,7 +64,10 @@ class Processes:
         if self._pool is None:
             watched, self._held = self._context.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(
-                self.jobs, mp_context=self._context, initializer=_begin, initargs=(watched, self.threads)
+                self.jobs,
+                mp_context=self._context,
+                initializer=_begin,
+                initargs=(watched, self.threads, METHODS.of_others()),
             )
         return self._pool
 
@@ -221,12 +225,14 @@ def _start_server() -> None:
 _here: dict[str, tuple[str, Any]] = {}
 
 
-def _begin(watched: Connection, threads: int) -> None:
+def _begin(watched: Connection, threads: int, methods: Iterable[str]) -> None:
     from protofleet.lab.workers.threads import limit_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     limit_threads(threads)
+    for place in methods:  # which a run names by their names
+        load_method(place)
 
 
 def _end_with(watched: Connection) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from protofleet.contract.errors import UsageError, WorkerError
 from protofleet.contract.extras import install_command
+from protofleet.contract.methods import METHODS, load_method
 from protofleet.lab.workers.shared_arrays import pack, sendable, unpack
 from protofleet.lab.workers.workers import Results, SiteWorkers, Task, cores
 
@@ -189,7 +190,7 @@ class _AtSite:
         on_wait: Callable[[], None] | None = None,
     ) -> Results:
         everyones, todo = self.ray.put(pack(common)), enumerate(items)
-        given = (pack(task), sys.path, self.threads)
+        given = (pack(task), sys.path, METHODS.of_others(), self.threads)
         under_way: dict[Any, int] = {}
         try:
             while True:
@@ -231,11 +232,21 @@ class _AtSite:
 _here: dict[str, tuple[str, Any]] = {}
 
 
-def _perform(task: bytes, modules: list[str], threads: int, site: list[Any], common: list[Any], item: bytes) -> bytes:
+def _perform(
+    task: bytes,
+    modules: list[str],
+    methods: tuple[str, ...],
+    threads: int,
+    site: list[Any],
+    common: list[Any],
+    item: bytes,
+) -> bytes:
     sys.path += [place for place in modules if place not in sys.path]  # of a method of one's own, perhaps
     from protofleet.lab.workers.threads import limit_threads  # which loads torch, once for each worker
 
     limit_threads(threads)
+    for place in methods:
+        load_method(place)
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to it
     try:
         return pack(unpack(task)(_loaded("site", site[0]), _loaded("common", common[0], unpack), unpack(item)))

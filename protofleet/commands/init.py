@@ -28,13 +28,13 @@ from rich.console import Console
 from protofleet.advice.advice import Advice, Measured, Plan, advise
 from protofleet.aggregator.server.broker import try_to_listen
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
+from protofleet.contract.bundle.class_names import check_names, check_typed
 from protofleet.contract.bundle.shipped_extractor import PHOTOS, photos_bundle
 from protofleet.contract.bundle.uplink_bytes import Rung
 from protofleet.contract.console.interrupt import interruptible
 from protofleet.contract.errors import DataError, StoreError, UsageError
 from protofleet.contract.mqtt.address import parse_listen
 from protofleet.contract.printable import counted, printable
-from protofleet.export.bundles.class_names import check_names
 from protofleet.export.bundles.fleet_bundle import fleet_bundle
 from protofleet.first_fleet.files import Choice, FleetFiles, check_folder, write_fleet
 from protofleet.first_fleet.first_run import first_run
@@ -79,6 +79,7 @@ def init_command(
         if photos is None:
             names = [name.strip() for name in (classes or "").split(",")]
             check_names(names)
+            check_typed(names)
             files = write_fleet(out, extractor, names, Choice(), listen=listen, photos=None)
             say(f"Each device puts its photos into folders named after the classes: {files.photos}/{names[0]}/1.jpg")
             _tell_next(files, say)

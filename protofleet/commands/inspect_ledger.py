@@ -21,6 +21,7 @@ from protofleet.edge_client.privacy.ledger import BESIDE, FILE, Entry, Spent, Te
 __all__ = ["describe_ledger", "is_ledger", "show_ledger"]
 
 _SQLITE = b"SQLite format 3\0"
+_DAY_S = 86_400
 _RELATIONS = {"add-remove": "one sample more or fewer", "replace": "one sample replaced"}
 _COLUMNS = ("when", "what", "fleet", "round", "method", "statistic", "encoding", "bytes", "cost add/remove, replace")
 
@@ -87,14 +88,17 @@ def show_ledger(facts: dict[str, Any], console: Console) -> None:
 def _lines(facts: dict[str, Any]) -> list[str]:
     spent, releases = Spent(**facts["spent"]), facts["releases"]
     shown = [release for release in releases if release["what"] == "shown"]
-    answered = sum(release["what"] == "answer" for release in releases)
+    answered = {
+        release["at"] // _DAY_S for release in releases if release["what"] == "answer"
+    }  # a row for each address
     releases = [release for release in releases if release["what"] not in BESIDE]
     size = sum(release["payload_bytes"] for release in releases)
     lines = [f"{counted(len(releases), 'release')}, {size:,} bytes, repetitions not counted: {facts['path']}"]
     if shown:
-        lines.append(f"photos were shown on this device's page {counted(len(shown), 'time')}, which no ε is stated of")
+        rows = f"{counted(len(shown), 'row')}, one for each browser, address and hour"
+        lines.append(f"photos were shown on this device's page: {rows}; no ε is stated of them")
     if answered:
-        days = counted(answered, "day")
+        days = counted(len(answered), "day")
         lines.append(f"answers were published for Home Assistant on {days}, which no ε is stated of")
     for name, of_any in _RELATIONS.items():
         relation = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")

@@ -6,7 +6,6 @@ It reads `STATE/learned.sqlite`, and the classes that were proposed for kept pho
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +35,7 @@ def labels_command(
     names = Knowledge.of_state(state, bundle)[0].manifest.labels
     report = report_of(names, Learned(state).asked_before())
     photos = PhotosBeside(state)
-    proposed = Counter(photo.proposed for photo in photos.photos() if photo.proposed) if photos.is_there else Counter()
+    proposed = photos.proposed() if photos.is_there else {}
     console = beside(json, highlight=False, soft_wrap=True)
     show_table(console, _COLUMNS, [_row(one) for one in report.classes], words=[0])
     lines = [
@@ -47,7 +46,7 @@ def labels_command(
         lines.insert(0, f"ten more of {report.most_helpful} would help most")
     for line in (*lines, *report.warnings):
         console.print(printable(line), markup=False)
-    facts = {"schema": SCHEMA, **asdict(report), "proposed": dict(proposed)}
+    facts = {"schema": SCHEMA, **asdict(report), "proposed": proposed}
     write_json(json, facts)
 
 

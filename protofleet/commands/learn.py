@@ -23,6 +23,7 @@ from protofleet.edge_client.answers.knowledge import Knowledge
 from protofleet.edge_client.data.learned import Example, Learned, LearnedFile, example_of
 from protofleet.edge_client.photos.kept_photo import KeptPhoto, id_in
 from protofleet.edge_client.photos.photo_ring import PhotosBeside
+from protofleet.edge_client.rollout.rollout_file import has_decoded
 
 __all__ = ["learn_command", "unlearn_command"]
 
@@ -114,5 +115,7 @@ def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> N
         is_first = facts["outcome"] != "unlearned" and learned.labels.count(facts["label"]) == 1
         line += f", the first that you taught it of {facts['label']}" if is_first else ""
         line += "; answers change once its client's next contribution is merged"
+    if facts["outcome"] == "unlearned" and has_decoded(state):
+        line += "; what its client decoded of the photo goes when it looks at its samples next"
     beside(json, highlight=False, soft_wrap=True).print(printable(line), markup=False)
     write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(learned)})

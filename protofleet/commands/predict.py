@@ -33,8 +33,9 @@ from protofleet.edge_client.answers.answer_publisher import Target
 from protofleet.edge_client.answers.int8_answers import PRECISIONS
 from protofleet.edge_client.answers.predictor import STRENGTHS, Answers, checked_coverage
 from protofleet.edge_client.cameras.camera import Reader, checked_crop, read_crop, read_every
+from protofleet.edge_client.cameras.motion import Motion
 from protofleet.edge_client.cameras.photo_watch import new_files
-from protofleet.edge_client.cameras.sources import CAMERA_HELP, camera_of, pictures_of
+from protofleet.edge_client.cameras.sources import CAMERA_HELP, ON_MOTION_HELP, camera_of, pictures_of
 from protofleet.edge_client.data.decode import Broken, check_channels
 from protofleet.edge_client.data.folder import is_image
 from protofleet.edge_client.data.load import load_data
@@ -85,6 +86,7 @@ class PredictSettings(LogSettings, command="predict"):
         str | None,
         Option("The part of the camera's pictures that counts, in pixels.", check=checked_crop, metavar="X,Y,W,H"),
     ] = None
+    on_motion: Annotated[bool, Option(ON_MOTION_HELP)] = False
     way: Annotated[str | None, Option("The way of answering.", absent="the method's own")] = None
     answers: Annotated[
         str,
@@ -122,6 +124,8 @@ class PredictSettings(LogSettings, command="predict"):
             raise UsageError("protofleet predict", expected="photos or --camera", got=got)
         if self.crop is not None and self.camera is None:
             raise UsageError("--crop", expected="--camera, whose pictures it is of", got="photos")
+        if self.on_motion and self.camera is None:
+            raise UsageError("--on-motion", expected="--camera, whose pictures it is about", got="photos")
 
 
 @command_of(PredictSettings)
@@ -242,9 +246,13 @@ def _asked_about_camera(
     shape = predictor.bundle.manifest.input_shape
     check_channels(shape, "the bundle")
     crop = None if settings.crop is None else read_crop(settings.crop)
-    for picture in pictures_of(camera, float(settings.every)):
-        name, x = picture.fitted(shape, crop)
-        yield name, x if isinstance(x, Broken) else predictor(x)
+    every_s = float(settings.every)
+    motion = Motion(every_s, crop) if settings.on_motion else None
+    for picture in pictures_of(camera, every_s if motion is None else motion.look_s):
+        if motion is None or motion.is_wanted(picture):
+            name, x = picture.fitted(shape, crop)
+            yield name, x if isinstance(x, Broken) else predictor(x)
+        del picture  # not kept while the next one is read
 
 
 # ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.console.interrupt import interruptible
@@ -22,9 +23,11 @@ from protofleet.contract.extras import install_command
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
 from protofleet.contract.methods import LOAD_HELP, METHODS, closing_method, load_method
 from protofleet.contract.names import known
+from protofleet.contract.printable import printable
+from protofleet.hw_profiles.devices.host import cpu_name
 from protofleet.hw_profiles.devices.load import BUSY, check_idle
 from protofleet.hw_profiles.devices.measure import read_measurement
-from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices
+from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices, read_device_files
 from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE
 from protofleet.hw_profiles.reports.page import check_pages
@@ -43,6 +46,12 @@ def profile_command(
     ] = "",
     list_devices: Annotated[bool, typer.Option("--list", help="list the devices and end")] = False,
     devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own (TOML)")] = None,
+    device: Annotated[
+        list[Path] | None, typer.Option(help="predict for the device of this file alone, e.g. of --calibrate")
+    ] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="measure small graphs here, some minutes, and write this board's device file")
+    ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="measure on this machine")] = False,
     under_load: Annotated[
         bool, typer.Option("--under-load", help="measure although other processes are busy; the result is marked")
@@ -72,9 +81,14 @@ def profile_command(
         check_pages()
         _check_onnx("--html")
     known = load_devices(devices_file or ())
+    own = read_device_files(device or ())
+    known |= own
     console = beside(json_file)
     if list_devices:
         _show_devices(known.values(), console)
+        return
+    if calibrate is not None:
+        _calibrate(calibrate, threads, under_load, console)
         return
     if bundle is None:
         raise UsageError(
@@ -84,11 +98,12 @@ def profile_command(
     if per_operator and not measure:
         raise UsageError("--per-operator", expected="--measure beside it", got="none")
     named = [name.strip() for name in devices.split(",") if name.strip()] or (
-        ["host"] if measure else [n for n in known if n != OWN_DEVICE]
+        list(own) or (["host"] if measure else [n for n in known if n != OWN_DEVICE])
     )
     chosen = [find_device(name, known) for name in named]
     record = read_measurement(measured) if measured else None
     if measure:
+        _check_board(chosen)
         counts = _thread_counts(threads)
         if not under_load:
             check_idle()
@@ -112,6 +127,50 @@ def profile_command(
 
         write_text(html_file, profile_page(report), option="--html")
     _show(report, console)
+
+
+def _calibrate(path: Path, threads: str, under_load: bool, console: Console) -> None:
+    """Measure the suite here and write the device file; say how well it does, and what disturbed it."""
+    from protofleet.commands.calibrate import calibrate_board, check_writable
+
+    check_writable(path)
+    cores = len(os.sched_getaffinity(0))
+    counts = _thread_counts(threads) if threads else [1, 2][: max(1, min(2, cores))]
+    if not counts or counts[0] != 1:
+        raise UsageError("--threads", expected="1 among the numbers with --calibrate", got=threads)
+    if not under_load:
+        check_idle(option="--calibrate")
+    found = calibrate_board(path, threads=counts, progress=lambda line: console.print(line, style="dim"))
+    rows = [
+        (fit.part, str(fit.threads), str(fit.graphs), f"{100 * fit.median:.1f} %", f"{100 * fit.p90:.1f} %")
+        for fit in found.fits
+    ]
+    show_table(console, ("part", "threads", "graphs", "median error", "p90"), rows, words=(0,), title=found.board)
+    console.print("the errors are those of graphs that were left out of the fit", style="dim")
+    notes = [f"governor {found.governor}, expected performance"] * (found.governor not in ("performance", "unknown"))
+    notes += ["the processor was held back meanwhile"] * bool(found.throttled)
+    notes += [f"others took {found.others or 0:.2f} processors, expected at most {BUSY:g}"] * found.under_load
+    for note in notes:
+        console.print(f"calibrated with {note}: the file says so", style="yellow", highlight=False, soft_wrap=True)
+    console.print(f"-> {path}; protofleet profile F.bundle --device {path}", highlight=False, soft_wrap=True)
+
+
+def _check_board(chosen: Iterable[Device]) -> None:
+    """That what is measured here is laid beside no other board's calibration.
+
+    Raises:
+        UsageError: a file is another board's.
+    """
+    from protofleet.edge_client.hardware.process_metrics import board_name
+
+    here = (board_name(), cpu_name())
+    for device in chosen:
+        there = device.calibration
+        if there is not None and (there.board, there.processor) != here:
+            raise UsageError(
+                f"--measure beside {device.name}", expected=f"a file that was calibrated on this board, {here[0]}",
+                got=f"one of {there.board}, {there.processor}", hint="--device with this board's file, or no --measure",
+            )  # fmt: skip
 
 
 def _check_onnx(what: str) -> None:
@@ -190,6 +249,11 @@ def _keep_predicted(report: Mapping[str, Any]) -> None:
         if rows and f"{name}_ms" in metrics:
             fastest = min(rows, key=lambda row: (bool(row.get("under_load")), row["median_ms"]))
             metrics[f"{name}_predicted_ms"] = float(fastest["predicted_ms"])
+    here = {row["device"] for row in report["comparison"]}
+    for memory in (each["memory"] for each in report["devices"] if each["name"] in here):
+        metrics["profile_memory_predicted_bytes"] = float(memory["peak_bytes"])
+        metrics["profile_memory_at_most_bytes"] = float(memory["peak_bytes_at_most"])
+        metrics["profile_memory_samples"] = float(report["samples"])
 
 
 _FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "ground", "step", "round", "at most", "fits")
@@ -197,6 +261,7 @@ _FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "ground", "step", "round
 
 def _show(report: Mapping[str, Any], console: Console) -> None:
     subject, uplink = report["subject"], report["uplink"]
+    console.print(f"[bold]{escape(printable(report['sentence']))}[/bold]", highlight=False)
     console.print(
         f"[bold]{subject['backbone']}[/bold], {subject['method']}, {subject['parameters']:,} parameters, "
         f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}"

@@ -13,7 +13,7 @@ __all__ = ["FORM_HELP", "RIDGE_HELP", "asked", "source_of", "tell"]
 logger = logging.getLogger(__name__)
 
 RIDGE_HELP = "Make the head of --store's sums again: with this ridge, or auto."
-FORM_HELP = "The same with FFC's sums as a ridge head, or as a discriminant."
+FORM_HELP = "The same with FFC's sums as a ridge head, an even one, or a discriminant."
 
 
 def source_of(command: str, state: Path | None, bundle: Path | None) -> Path:

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from protofleet.contract.bundle.class_names import check_names
 from protofleet.contract.console.logs import told
 from protofleet.contract.errors import DataError
 from protofleet.contract.printable import counted
 from protofleet.edge_client.data.decode import Broken, decode_all
 from protofleet.edge_client.data.folder import PathImages, list_folder
 from protofleet.edge_client.data.listing import Listing
-from protofleet.export.bundles.class_names import check_names
 
 __all__ = ["Look", "Photo", "look_at"]
 

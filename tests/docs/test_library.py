@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from brokers import TestBroker, make_broker
 from commands import run
-from edge_samples import fashion
+from edge_samples import FASHION_LABELS, fashion
+from PIL import Image
 
 import protofleet
 from protofleet.aggregator.monitoring import events
 
-DOCS = Path(__file__).parents[2] / "docs" / "library.md"
+ROOT = Path(__file__).parents[2]
+DOCS, README = ROOT / "docs" / "library.md", ROOT / "README.md"
 NAMES = {
     "Aggregator",
     "Bundle",
@@ -100,6 +102,30 @@ def test_a_fleet_in_one_program(broker: TestBroker, lab_bundle: Callable[..., Pa
     assert [event.method for event in heard if isinstance(event, events.RoundClosed)] == ["fedproto", "ffc"]
     assert summaries[-1] == 2
     assert {name: found["contributions"]["committed"] for name, found in done.items()} == {"a": 2, "b": 2}
+
+
+def test_the_example_of_the_readme_is_run(broker: TestBroker, lab_bundle: Callable[..., Path], tmp_path: Path):
+    """As it stands, in the folder of a user, but for the broker's port."""
+    (tmp_path / "fleet.bundle").symlink_to(lab_bundle(method="ncm"))
+    data = fashion(protofleet.load_bundle(tmp_path / "fleet.bundle"), 20, (1, 2))
+    for number, (image, label) in enumerate(zip(data.x, data.y, strict=True)):
+        folder = tmp_path / "photos" / FASHION_LABELS[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0]).save(folder / f"{number}.png")
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    first = next((tmp_path / "photos").rglob("*.png"))
+    block = block.replace("mqtt://127.0.0.1", broker.url).replace("photos/cat/1.jpg", str(first.relative_to(tmp_path)))
+    assert len(block.splitlines()) == 6
+    path = tmp_path / "fleet.bundle"
+    aggregator = protofleet.Aggregator(path, broker=broker.url, store=tmp_path / "s.sqlite", rounds=1, min_clients=1)
+    running = threading.Thread(target=aggregator.run, daemon=True)
+    running.start()
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    aggregator.stop()
+    assert done.returncode == 0, done.stderr
+    committed, answer = done.stdout.splitlines()
+    assert committed == "1"
+    assert answer in [f"1.jpg {label}" for label in FASHION_LABELS]
 
 
 def test_both_are_stopped_from_another_thread_and_go_on(

@@ -19,7 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/
 README = (ROOT / "README.md").read_text()
 
 sys.path.insert(0, str(ROOT / "docs"))
-from write_commands import PAGE, SUBCOMMANDS, help_of, reference  # noqa: E402
+from write_commands import NESTED, PAGE, SUBCOMMANDS, help_of, reference  # noqa: E402
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -28,10 +28,10 @@ def test_the_command_reference_is_what_the_commands_say_today():
     assert PAGE.read_text() == reference(), "run: python docs/write_commands.py"
 
 
-NESTED = [(name, sub) for name, subs in SUBCOMMANDS.items() for sub in subs]
+INNER = [(name, sub) for name, subs in NESTED.items() for sub in subs]
 
 
-@pytest.mark.parametrize("command", [*((name,) for name in COMMANDS), *NESTED], ids=" ".join)
+@pytest.mark.parametrize("command", [*((name,) for name in COMMANDS), *INNER], ids=" ".join)
 def test_every_option_of_every_command_is_in_the_reference_with_a_line_of_help(command):
     section = PAGE.read_text().split(f"## protofleet {' '.join(command)}\n")[1].split("\n## ")[0]
     options = re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)(.*)$", help_of(*command), re.MULTILINE)
@@ -65,13 +65,13 @@ def test_every_protofleet_command_line_in_the_pages_exists_with_its_options(page
                 continue
             name = words[1]
             assert name in COMMANDS, line
-            inner = words[2:3] if words[2:3] and words[2] in SUBCOMMANDS.get(name, ()) else []
+            inner = words[2:3] if words[2:3] and words[2] in NESTED.get(name, ()) else []
             known = help_of(name, *inner)
             for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", part):
                 assert option in known, f"{option} in: {line}"
 
 
-# ── the README's two commands ───────────────────────────────────────────────────────────────────────────────────────
+# ── the README ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_readme_has_exactly_two_one_line_commands_that_install_and_run():
@@ -79,6 +79,10 @@ def test_the_readme_has_exactly_two_one_line_commands_that_install_and_run():
     assert [line.split(" && ")[-1] for line in lines] == [".venv/bin/protofleet demo", ".venv/bin/python -m pytest"]
     for line in lines:
         assert "-c constraints.txt" in line
+
+
+def test_the_readme_is_short_enough_to_be_read():
+    assert len(README.splitlines()) <= 120
 
 
 def extras_with_those_they_name(named: set[str]) -> set[str]:
@@ -92,12 +96,19 @@ def extras_with_those_they_name(named: set[str]) -> set[str]:
     return found
 
 
-def test_what_readme_installs_above_a_command_is_all_that_it_needs():
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [
+        ("README.md", {"demo", "init", "broker", "aggregate"}),
+        ("docs/boards.md", {"export", "profile", "broker", "aggregate", "model"}),
+    ],
+)
+def test_what_a_page_installs_above_a_command_is_all_that_it_needs(page, commands):
     """On a workstation, by whoever does one section after the other; whoever runs the tests has everything."""
-    beside = {"profile": "export", "advise": None}  # which extra a command needs for what README promises of it
+    beside = {"profile": "export", "advise": None}  # which extra a command needs for what the page promises of it
     installed: set[str] = set()
     checked = []
-    parts = [part.strip() for whole in shell_blocks(README) for part in whole.split(" && ")]
+    parts = [part.strip() for whole in shell_blocks((ROOT / page).read_text()) for part in whole.split(" && ")]
     for line in parts:
         if found := re.search(r"\.venv/bin/pip install -c constraints\.txt -e '\.\[([a-z,]+)\]'", line):
             installed |= extras_with_those_they_name(set(found.group(1).split(",")) - {"dev"})
@@ -106,7 +117,7 @@ def test_what_readme_installs_above_a_command_is_all_that_it_needs():
             needs = beside.get(name, COMMANDS[name].extra)
             assert needs is None or extras_with_those_they_name({needs}) <= installed, line
             checked.append(name)
-    assert {"demo", "export", "profile", "broker", "aggregate", "model"} <= set(checked)
+    assert commands <= set(checked)
 
 
 def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
@@ -339,7 +350,7 @@ def test_the_defaults_that_pages_name_are_those_of_the_code():
     from protofleet.contract.methods import METHODS
     from protofleet.contract.wire.codec import WIRE_VERSION
 
-    assert f"waits {DEADLINE_S:.0f} s (`--deadline`)" in README
+    assert f"waits {DEADLINE_S:.0f} s (`--deadline`)" in (ROOT / "docs/boards.md").read_text()
     assert f"(`ridge={METHODS['ffc'].hyper['ridge'].default}`)" in (ROOT / "docs/methods.md").read_text()
     assert f"{MAX_SAMPLES:,} by default" in next(ROOT.glob("docs/decisions/077*")).read_text()
     assert (ROOT / "docs/bundle.md").read_text().startswith(f"# The bundle, schema {SCHEMA}\n")

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from brokers import BROKERS, TestBroker, make_broker
 from fleets import PAYLOADS, Processes
-from pooled_head import solve_head
+from pooled_head import usual_head
 
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
@@ -162,7 +162,7 @@ def _check_head_is_pooled_ridge(fleet: Fleet) -> None:
     z = unit_rows(np.concatenate([extractor.features(x) for x, _ in fleet.data]).astype(np.float64))
     y = np.concatenate([y for _, y in fleet.data])
     ridge = method("ffc").hyper["ridge"].default
-    pooled = solve_head(FeatureGram.of(z, y, manifest.classes), ridge)
+    pooled = usual_head(FeatureGram.of(z, y, manifest.classes), ridge)
     with DurableStore(fleet.folder / "store.sqlite", fleet.bundle.sha256, FLEET) as store:
         rows, _ = store.state().head.dense(manifest.classes, manifest.features)
     assert np.linalg.norm(rows - pooled) <= 1e-6 * np.linalg.norm(pooled)

@@ -36,9 +36,11 @@ def test_a_fleet_of_processes_learns_by_it(name, folder, tmp_path):  # noqa: F81
         kinds = {message.method for message in fleet.messages(1)}
     wanted = payload_bytes(read_bundle(path).manifest, found)
     assert kinds == {found.name}
-    assert all(
-        wanted - 3 * fleets.CLASSES * found.statistic.GROUPS <= size <= wanted for size in sizes
-    )  # counts are shorter than a thousand's
+    assert max(sizes) <= wanted
+    if not found.statistic.takes_factor():  # a few samples are less than the triangle that was said
+        assert (
+            min(sizes) >= wanted - 3 * fleets.CLASSES * found.statistic.GROUPS
+        )  # counts are shorter than a thousand's
     lines = (tmp_path / "state-d0" / "history.jsonl").read_text().splitlines()
     history = [json.loads(line) for line in lines]
     assert [line["method"] for line in history] == [found.name] + [closing_method().name] * found.trains

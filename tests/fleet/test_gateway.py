@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -87,6 +88,7 @@ def test_sums_through_a_gateway(fleet: Fleet, site: Site, ncm: Path, name: str) 
         site.wait_for(device, "committed|duplicate")
     (version,) = re.findall(r"global version (\d+)\S* 120 samples", fleet.log("aggregator"))
     site.wait_for("gateway", f"the head is version {version} of the aggregator above")
+    _check_names_stay_on_the_site(fleet, site)
     stop(site, "gateway")
     stop(fleet, "aggregator")
     above, below = sums(fleet, ncm, name), sums(site, ncm, name)
@@ -95,6 +97,20 @@ def test_sums_through_a_gateway(fleet: Fleet, site: Site, ncm: Path, name: str) 
     np.testing.assert_array_equal(states[0].rows.astype(np.float32), states[1].rows)  # as heads travel
     assert (sorted(above), sorted(below)) == (["c", "site-1"], ["a", "b"])
     assert above["site-1"].equal(total(below))
+
+
+def _check_names_stay_on_the_site(fleet: Fleet, site: Site) -> None:
+    """Above stands how many devices there are, and where their names are; there they are."""
+    told = ("--store", fleet.folder / "store.sqlite", "--json", "-")
+    code, said = run("fleet", "list", *told)
+    assert (code, "site-1: a gateway: its newest sums are of 2 devices, whose names" in said) == (0, True), said
+    listed = json.loads(said[said.index("{") :].partition("\n")[0])
+    assert listed["gateways"] == {"site-1": 2}
+    assert {each["device"] for each in listed["devices"]} == {"c", "site-1"}
+    code, said = run("fleet", "list", "--store", site.folder / "store.sqlite", "--json", "-")
+    listed = json.loads(said[said.index("{") :].partition("\n")[0])
+    assert (code, listed["gateways"]) == (0, {})
+    assert {each["device"] for each in listed["devices"]} == {"a", "b"}
 
 
 def test_a_device_behind_a_gateway_goes(fleet: Fleet, site: Site, ncm: Path) -> None:

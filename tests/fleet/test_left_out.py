@@ -35,8 +35,8 @@ SHIPPED = Path(protofleet.__file__).parent.parent / "lab" / "demo" / "shipped"
 BUNDLE, DEVICES, INVERTED = SHIPPED / "fleet.bundle", 10, (0, 1, 2)
 NAMES = protofleet.load_bundle(BUNDLE).manifest.labels
 HEARD = re.compile(
-    r"the fleet's aggregator left this device's round (\d) out: its mean of class .*; it answers by its own head, "
-    r"right on (\d+) of (\d+) held-out photos, the fleet's head on (\d+)"
+    r"the fleet's aggregator left this device's round (\d) out: what it calls .* is like what others call .*; "
+    r"it answers by its own head, right on (\d+) of (\d+) held-out photos, the fleet's head on (\d+)"
 )
 
 
@@ -206,7 +206,7 @@ def test_who_sees_as_the_others_again_counts_again(told: Told) -> None:
 
 def test_the_operator_reads_that_the_device_is_told(told: Told) -> None:
     done = run("fleet", "show", "d2", "--store", told.folder / "store")
-    assert "left out in round 2: its mean of class" in done.stdout, done.stdout + done.stderr
+    assert "left out in round 2: what it calls " in done.stdout, done.stdout + done.stderr
     assert "; 2 rounds in all; the device is told, and answers by its own head" in done.stdout
 
 

@@ -189,7 +189,9 @@ def _from_triangles(messages: list[Contribution], width: int, ridge: float, clas
 @pytest.mark.parametrize(("method", "project"), [("spherefed", 0), ("ffc", 24)])
 def test_ffc_is_the_head_of_the_pooled_data(fleet: Fleet, method: str, project: int) -> None:
     """After rounds of SphereFed, which send that they were done and nothing else; or alone, on projected features."""
-    hyper = {"ridge": 1e-3, "project": project, "project_seed": 3} | ({"epochs": 1} if method == "spherefed" else {})
+    hyper = {"ridge": 1e-3, "form": "ridge", "project": project, "project_seed": 3} | (
+        {"epochs": 1} if method == "spherefed" else {}
+    )
     path = bundle(fleet.folder / "a.bundle", method, hyper=hyper)
     data = [share(0, HELD[0], 60), share(1, HELD[1], 60)]
     _run(fleet, path, data, "--sums-encoding", "f64")

@@ -19,6 +19,8 @@ from protofleet.contract.heads.sphere import unit_rows
 from protofleet.contract.methods import method
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Contribution
+from protofleet.edge_client.photos.kept_photo import NewPhoto
+from protofleet.edge_client.photos.photo_ring import PhotoRing
 from protofleet.edge_client.training.extractor import Extractor
 
 STANDING = ("--standing", "--every", "0.2s")
@@ -94,8 +96,14 @@ def test_a_device_withdraws_and_another_is_forgotten(fleet: Fleet, ncm: Path) ->
     stop(fleet, "a")
     told = ("--bundle", ncm, "--broker", fleet.url, "--fleet", FLEET, "--id", "a")
     told += ("--state", fleet.folder / "state-a")
+    ring = PhotoRing(fleet.folder / "state-a", "net")
+    x = np.zeros((8, 8, 3), np.uint8)
+    ring.keep(NewPhoto(x, x, "photo", 1.0, np.ones(4, np.float32)))
+    ring.close()
     done = run("client", *told, "--withdraw")
     assert (done.returncode, "withdrawn" in done.stderr) == (0, True), done.stderr
+    assert "withdrawn from its fleet; the photos of its camera, 1 now, stay here until protofleet photos" in done.stderr
+    assert "(this device has withdrawn from its fleet)" in run("photos", "--state", fleet.folder / "state-a").stdout
     fleet.wait_for("aggregator", "withdraw a, asked by the device: done, global version")
     done = run("forget", "b", "--store", store)
     assert (done.returncode, "done, global version" in done.stdout) == (0, True), done

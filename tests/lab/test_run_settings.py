@@ -151,6 +151,7 @@ def test_a_misspelt_name_is_answered_before_torch_is_loaded(
 
 def test_the_names_of_algorithms_are_those_of_their_classes() -> None:
     assert sorted(algorithm_names()) == sorted(ALGORITHMS)
+    assert algorithm_names() is algorithm_names()  # read once, for the hundreds of experiments of a table
 
 
 def test_what_lies_behind_a_colon_may_be_anybodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_what_logs_can_be_quiet_in_one_way(name):
     [
         ("protofleet ag", ["aggregate"]),
         ("protofleet client --pol", ["--policy"]),
+        ("protofleet cost sweep F.bundle --cs", ["--csv"]),
         ("protofleet lab ru", ["run"]),
         ("protofleet lab run --save-w", ["--save-weights"]),
     ],

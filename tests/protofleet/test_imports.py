@@ -19,6 +19,7 @@ READS_GRAPHS = {
     f"protofleet.hw_profiles.{name}"
     for name in (
         "cli",
+        "sweep_cli",
         "reports.cost_report",
         "workload.from_onnx",
         "workload.paper_networks",
@@ -27,6 +28,11 @@ READS_GRAPHS = {
         "reports.profile_report",
         "reports.profile_memory",
         "reports.subject",
+        "reports.sweep_report",
+        "plan.device_work",
+        "plan.bill",
+        "plan.choice",
+        "plan.report",
     )
 }
 MODULES = sorted(

@@ -235,5 +235,6 @@ def test_what_is_known_of_devices_begins_with_version_6(files: Path, version: st
                 continue
             assert row is not None
             assert (row.first_seen, row.heard_at, row.online, row.confirmed) == (109.25, 109.5, True, False)
-            assert (row.board, row.bundle, row.figures) == ("a board", "1 00010203", {"rss_bytes": 5e7})
+            assert (row.board, row.bundle, row.proposed) == ("a board", "1 00010203", {"barn owl": 7})
+            assert row.figures == {"rss_bytes": 5e7, "unknown_share": 0.25}
             assert (row.up_bytes, row.refused, row.refusal) == (1_150, 1, "round 1 is over")

@@ -9,7 +9,7 @@ import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, contribution, gram, manifest
 from blinded_samples import FLEET, PUBLIC, enrolled, helper, names, signer
 from blinded_samples import ledger as open_ledger
-from pooled_head import solve_head
+from pooled_head import usual_head
 
 from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.helper.opening import Answer
@@ -129,7 +129,7 @@ def pooled(world: World, *devices: str) -> np.ndarray:
     total = FeatureGram.zero(CLASSES, PLAIN.features)
     for device in devices:
         total = total.merge(world.statistic(device))
-    return solve_head(total, 1e-3)
+    return usual_head(total, 1e-3)
 
 
 def abstention(world: World, numbers: FeatureGram | None = None) -> bytes:

@@ -55,7 +55,12 @@ class Page:
         return found
 
     def tap(self, selector: str) -> None:
-        """A press of the mouse's button in the middle of an element, which is brought into view."""
+        """A press of the mouse's button in the middle of an element, which is brought into view.
+
+        A device's page takes no tap on a photo that has just moved: it is waited for.
+        """
+        named = f"document.querySelector({json.dumps(selector)})"
+        self.until(f"typeof justNow === 'undefined' || !justNow({named}?.parentNode?.moved)")
         script = f"""(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;
             e.scrollIntoView({{block: "center"}}); const r = e.getBoundingClientRect();
             return [r.x + r.width / 2, r.y + r.height / 2]; }})()"""
@@ -64,12 +69,17 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
-    def key(self, name: str, text: str = "") -> None:
+    def key(self, name: str, text: str = "", *, shift: bool = False) -> None:
         """A key, pressed and released: Tab, Enter, or a letter with its text."""
-        codes = {"Tab": 9, "Enter": 13, " ": 32}
-        given = {"key": name, "windowsVirtualKeyCode": codes.get(name, 0)} | ({"text": text} if text else {})
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
+        given = {"key": name, "windowsVirtualKeyCode": codes.get(name, 0), "modifiers": 8 * shift}
+        given |= {"text": text} if text else {}
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, **given)
+
+    def close(self) -> None:
+        """Close the tab, and with it its connections."""
+        self.ask("Page.close")
 
     def shot(self, path: Path) -> None:
         """A picture of what is seen."""

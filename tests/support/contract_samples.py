@@ -168,6 +168,8 @@ announcements = st.builds(
     max_samples=st.integers(0, 2**32 - 1),
     proof=st.just(b"") | st.binary(min_size=64, max_size=64),
     calibration=st.none() | announced_calibrations,
+    factors=st.booleans(),
+    proposals=st.booleans(),
 )
 marks = st.builds(
     Mark, st.binary(min_size=8, max_size=8), st.integers(1, 2**63 - 1), st.binary(min_size=64, max_size=64)
@@ -204,6 +206,8 @@ statuses = st.builds(
         board=st.text(max_size=200),
     ),
     calibration=st.none() | calibration_reports(),
+    proposed=st.none()
+    | st.dictionaries(st.text(min_size=1, max_size=64), st.integers(1, 2**32 - 1), min_size=1, max_size=16),
 )
 requests = st.builds(
     Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
@@ -333,6 +337,7 @@ def readable_messages() -> dict[str, Message]:
             calibration=AnnouncedCalibration("linear", 0.5, 0.75, 30, 2, _COUNTS),
         ),
         "announcement-factors": Announcement(run, 8, "open", "ffc", bundle, extractor=bundle[::-1], factors=True),
+        "announcement-proposals": Announcement(run, 7, "open", "fedproto", bundle, proposals=True),
         "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
         "announcement-max-samples": Announcement(run, 7, "open", "fedproto", bundle, max_samples=1_000_000),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
@@ -405,6 +410,9 @@ def readable_messages() -> dict[str, Message]:
             bytes(range(8)),
             3,
             calibration=CalibrationReport(run, 4, "linear", 30, _SURPRISE, 0.5, 1.0, _COUNTS),
+        ),
+        "status-proposed": Status(
+            True, bytes(range(8)), 3, metrics={"unknown_share": 0.25}, proposed={"barn owl": 7, "Käuzchen": 1}
         ),
         "status-heard": Status(
             True, bytes(range(8)), 3, issued=7, heard=(Mark(b"key-id-1", 1_795_000_000_000, bytes(64)),)

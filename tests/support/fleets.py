@@ -22,7 +22,7 @@ import commands
 import numpy as np
 import pytest
 import shared
-from brokers import Embedded, TestBroker
+from brokers import Embedded, TestBroker, make_broker
 from browser import Visitor
 
 from protofleet.aggregator.page.fleet_content import COLUMNS
@@ -189,23 +189,29 @@ def fleet_in(folder: Path) -> Iterator[Fleet]:
 
 SHIPPED_BUNDLE = Path(__file__).parents[2] / "lab" / "demo" / "shipped" / "fleet.bundle"
 ORCHARD = "orchard"
+TOKEN = "correct-horse-battery"  # of anna, where the page takes orders
 EVIL = "</script><img src=x onerror=alert(1)>"
 _FIGURES = {"train_step_ms": 30.0, "profile_train_step_ms": 10.0, "peak_rss_bytes": 9e7}
 _FIGURES |= {"profile_train_step_predicted_ms": 11.0}
 _FIGURES |= {"profile_train_step_peak_rss_bytes": 5e7}
+_FIGURES |= {"profile_memory_predicted_bytes": 6e7, "profile_memory_at_most_bytes": 8e7}
+_FIGURES |= {"profile_memory_samples": 1_000.0}
 Holds = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
 def stocked(path: Path | str, devices: int = 5, fleet: str = ORCHARD) -> Path | str:
-    """A store of `devices` devices: `d0` is slow, `d1` runs an old bundle, `d2` is gone for two days, `d3` was left out
-    and has script in its words, and so has the name of a last one."""
+    """A store of `devices` devices: `d0` is slow and has more memory than was predicted, `d1` runs an old bundle, `d2`
+    is gone for two days, `d3` was left out and has script in its words, and so has the name of a last one. `d3` and
+    `d4` propose classes, and `d4` has photos that are unlike all."""
     now = time.time()
     with DurableStore(path, read_bundle(SHIPPED_BUNDLE).sha256, fleet) as store:
         names = [*(f"d{i}" for i in range(devices)), EVIL]
         for name in names:
             board = EVIL if name == "d3" else "Raspberry Pi 5"
             versions = {"protofleet": "0.2.0", "bundle": "1 89abcdef" if name == "d1" else "2 0123abcd"}
-            status = Status(True, b"instance", 1, board, versions, _FIGURES if name == "d0" else {})
+            figures = _FIGURES if name == "d0" else {"unknown_share": 0.4} if name == "d4" else {}
+            proposed = {"d3": {EVIL: 3, "barn owl": 2}, "d4": {"barn owl": 7}}.get(name)
+            status = Status(True, b"instance", 1, board, versions, figures, proposed=proposed)
             store.devices.status(name, status, 100, now - 200_000.0)
         store.devices.status("d2", Status(False, b"instance", 1), 10, now - 190_000.0)
         store.devices.decided("d3", 1_000, now - 100.0, refusal=EVIL)
@@ -252,6 +258,20 @@ class Served:
             "1h",
         )
         return cls(folder, "aggregator", "aggregate", *about, "--page", "0", *more)
+
+    @classmethod
+    @contextmanager
+    def with_control(cls, folder: Path, devices: int) -> Iterator[Served]:
+        """An aggregator of so many devices, on a broker of its own, whose page takes anna's orders by `TOKEN`."""
+        broker = make_broker("embedded", folder)
+        broker.start()
+        tokens = folder / "tokens"
+        tokens.write_text(f"anna:{TOKEN}\n")
+        tokens.chmod(0o600)
+        found = cls.aggregator(folder, broker, stocked(folder / "store", devices), "--allow-control", tokens)
+        yield found
+        found.end()
+        broker.stop()
 
     def said(self) -> str:
         return self.processes.log(self.name)

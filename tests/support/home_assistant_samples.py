@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,15 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 class Listener:
-    """Whoever listens at the broker, as Home Assistant does."""
+    """Whoever listens at the broker, as Home Assistant does; or to all that is said there."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *topics: str) -> None:
+        filters = [(topic, 1) for topic in topics or ("homeassistant/#", "protofleet/#")]
         self.known: dict[str, bytes] = {}
         self.all: list[tuple[str, bytes]] = []
         self._subscribed: queue.Queue[int] = queue.Queue()
         self._client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
-        self._client.on_connect = lambda client, *_: client.subscribe([("homeassistant/#", 1), ("protofleet/#", 1)])
+        self._client.on_connect = lambda client, *_: client.subscribe(filters)
         self._client.on_subscribe = lambda *_: self._subscribed.put(1)
         self._client.on_message = self._came
         self._client.connect("127.0.0.1", int(url.rsplit(":", 1)[1]))
@@ -69,11 +70,20 @@ class Listener:
         """Make a choice; what the device says of it."""
         return self.send(json.dumps(choice))
 
+    def flood(self, topic: str, payloads: Sequence[str | bytes]) -> None:
+        """Say all of these as fast as the broker takes them."""
+        for sent in [self._client.publish(topic, payload, qos=1) for payload in payloads]:
+            sent.wait_for_publish(60)
+
+    def count(self, topic: str) -> int:
+        """How many messages came there."""
+        return sum(each == topic for each, _ in self.all)
+
     def send(self, payload: str | bytes) -> str:
         """As `teach`, of any bytes."""
-        before = sum(topic == TOPICS.of("state") for topic, _ in self.all)
+        before = self.count(TOPICS.of("state"))
         self.say(TOPICS.of("teach"), payload)
-        until(lambda: sum(topic == TOPICS.of("state") for topic, _ in self.all) > before)
+        until(lambda: self.count(TOPICS.of("state")) > before)
         return self.state["said"]
 
 
@@ -92,12 +102,24 @@ class Device:
         (folder / "camera").mkdir()
         (folder / "policy.toml").write_text("answers = true\n")
 
-    def start(self, *more: object, home: str = "fleet") -> subprocess.Popen[bytes]:
-        words = ["--bundle", BUNDLE, "--broker", self.broker.url, "--id", "pi-1", "--state", self.folder / "state"]
-        words += ["--camera", f"folder:{self.folder / 'camera'}", "--every", "0.1", "--home-assistant", home]
-        words += ["--policy", self.folder / "policy.toml", *more]
-        with (self.folder / "client.log").open("ab") as log:
-            command = [sys.executable, "-m", "protofleet", "client", *map(str, words)]
+    def words(self, *more: object, home: str | None = "fleet", bundle: Path = BUNDLE) -> list[object]:
+        """Of its command; `home` may stand in a settings file, too."""
+        words = ["--bundle", bundle, "--broker", self.broker.url, "--id", "pi-1", "--state", self.folder / "state"]
+        words += ["--camera", f"folder:{self.folder / 'camera'}", "--every", "0.1"]
+        words += [] if home is None else ["--home-assistant", home]
+        return [*words, "--policy", self.folder / "policy.toml", *more]
+
+    def start(self, *more: object, home: str | None = "fleet", bundle: Path = BUNDLE) -> subprocess.Popen[bytes]:
+        return self._run("client", *self.words(*more, home=home, bundle=bundle))
+
+    def aggregate(self, *more: object) -> subprocess.Popen[bytes]:
+        """The fleet's aggregator as a process, too."""
+        store = self.folder / "store.sqlite"
+        return self._run("aggregate", "--bundle", BUNDLE, "--broker", self.broker.url, "--store", store, *more)
+
+    def _run(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "protofleet", name, *map(str, words)]
             self.processes.append(subprocess.Popen(command, stdout=log, stderr=log))
         return self.processes[-1]
 

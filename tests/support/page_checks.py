@@ -15,12 +15,25 @@ _FONTS = {
 _IMAGE = re.compile(
     r'<img alt="[^"<>]*" src="data:image/(?:png|jpeg);base64,[A-Za-z0-9+/=]+">'
 )  # it is in the page itself
-_STYLES = re.compile(r"background:rgb\(240 160 60/0\.\d\d\)|fill-opacity:[01]\.\d{3}")
+_STYLES = re.compile(r"--dark:[01]\.\d\d|fill-opacity:[01]\.\d{3}")
 
 
-def check_page(html: str) -> None:
-    """The page fetches nothing, and by how it is made no part of it is wider than a phone."""
-    text = _IMAGE.sub("", html)
+_SCRIPT = re.compile(r'<script(?: type="application/json" id="points")?>(.*?)</script>', re.DOTALL)
+
+
+def check_page(html: str, *, scripts: int = 1) -> None:
+    """The page fetches nothing, and by how it is made no part of it is wider than a phone.
+
+    Args:
+        scripts: how many the page has in it, that of charts and data among them.
+    """
+    within = _SCRIPT.findall(html)
+    assert len(within) == scripts
+    for script in within:
+        assert not re.search(
+            r"fetch\(|XMLHttpRequest|WebSocket|EventSource|import\(|sendBeacon|innerHTML|eval\(", script
+        )
+    text = _IMAGE.sub("", _SCRIPT.sub("", html))
     assert not re.search(r"(?:src|href)\s*=|url\(|@import|<script|<link|<iframe|<img", text)
     assert set(re.findall(r"https?://[^\s\"'<]+", html)) <= {"http://www.w3.org/2000/svg"}
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in html
@@ -59,13 +72,14 @@ def _check_style(style: str) -> None:
 class _Page(HTMLParser):
     """Reads a page and asserts of each element what must hold."""
 
-    _VOID = ("meta", "br", "hr", "img")
+    _VOID = ("meta", "br", "hr", "img", "input")
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[tuple[str, dict[str, str | None]]] = []
         self.headings: list[str] = []
         self.style = ""
+        self.table: str | None = None
         self._text: dict[str, str | None] | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -75,6 +89,7 @@ class _Page(HTMLParser):
             name, box = self.open[-1]
             assert (name, box.get("class"), box.get("tabindex"), box.get("role")) == ("div", "scroll", "0", "region")
             assert box.get("aria-label")
+            self.table = found.get("class")
         if tag == "svg":
             left, top, width, height = map(float, (found["viewbox"] or "").split())
             assert (left, top, width) == (0, 0, WIDTH)
@@ -85,6 +100,8 @@ class _Page(HTMLParser):
             assert found["aria-label"]
         if any(name == "svg" for name, _ in self.open):
             self._inside(tag, found)
+        if tag == "td" and "rows" in (self.table or ""):
+            assert found["data-head"], "on a phone it is the name beside the value"
         if re.fullmatch("h[1-6]", tag):
             self.headings.append(tag)
         if tag not in self._VOID:

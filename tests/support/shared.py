@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from filelock import FileLock
 
 _folder: Path | None = None
+_has_exported = False
 
 
 def keep_in(folder: Path) -> None:
@@ -34,6 +36,16 @@ def once(name: str, make: Callable[[Path], object]) -> Path:
     return path
 
 
+def settle() -> None:
+    """What this process holds by now stays: the garbage collector need not look at it again.
+
+    A device in this process asks for a collection after each round, and that of ten thousand tests and torch takes
+    longer than the round.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def exported(**options: Any) -> Path:
     """The file of a bundle, by the options of `protofleet.export.bundles.build.build_bundle` but `out`: for the same
     options the same."""
@@ -43,5 +55,9 @@ def exported(**options: Any) -> Path:
         from protofleet.export.bundles.build import build_bundle
 
         build_bundle(**options, out=path)
+        global _has_exported
+        if not _has_exported:  # torch has just been loaded
+            _has_exported = True
+            settle()
 
     return once(f"{options['method_name']}-{told}.bundle", make)

@@ -73,7 +73,9 @@ def _store(path: Path) -> None:
         store.calibration.hear("a", replace(told, run=store.run), max_samples=100)
         store.calibration.commit_heard(109.5)
         versions = {"protofleet": "0.2.0", "bundle": "1 00010203"}
-        store.devices.status("a", Status(True, bytes(8), 3, "a board", versions, {"rss_bytes": 5e7}), 250, 109.25)
+        metrics, proposed = {"rss_bytes": 5e7, "unknown_share": 0.25}, {"barn owl": 7}
+        birth = Status(True, bytes(8), 3, "a board", versions, metrics, proposed=proposed)
+        store.devices.status("a", birth, 250, 109.25)
         store.devices.decided("a", 900, 109.5, refusal="round 1 is over")
         store.devices.keep(0.0, 109.5)
         store.class_drift.hear("a", [Moved(1, 20, 1.5)], ("cat", "dog"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, extractor, gram, manifest, means
-from pooled_head import solve_head
+from pooled_head import usual_head
 from postgres_server import ON_FILES, Places
 
 from protofleet.aggregator.coordinators.kinds import rounds_of
@@ -73,7 +73,7 @@ def test_what_comes_back_is_made_again_of_what_the_others_sent(store: DurableSto
     (done,) = steps(core, 3.0)
     assert (done.outcome, done.version) == ("done, but for what devices trained in rounds of fedproto", 3)
     expected = gram(21).merge(gram(22))
-    np.testing.assert_allclose(core.state.head.rows, solve_head(expected, RIDGE), rtol=1e-12)
+    np.testing.assert_allclose(core.state.head.rows, usual_head(expected, RIDGE), rtol=1e-12)
     np.testing.assert_allclose(core.state.prototypes.rows, means(11).merge(means(12)).means[:2], rtol=1e-12)
     assert summary.content(finished=True, global_version=3)["totals"]["committed"] == 4
     assert store.state().version == 3

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brokers import BROKERS, Embedded, TestBroker, make_broker
+from brokers import Embedded, TestBroker, make_broker
 from commands import run
 from fleets import Processes
 from postgres_server import need_postgres
@@ -75,7 +75,7 @@ class Fleet(Processes):
         self.start(name, command, *told, *options)
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
     broker = make_broker(request.param, tmp_path)
     broker.start()

@@ -24,8 +24,9 @@ from commands import one_error_line, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.aggregator.commands.notices import PACE_S, Notice, Notices, sender_of
-from protofleet.aggregator.overview.fleet_state import Care
+from protofleet.aggregator.commands.fleet_status_cli import _looks
+from protofleet.aggregator.commands.notices import PACE_S, Notice, Notices, sender_of, senders_of
+from protofleet.aggregator.overview.fleet_state import Care, read_state
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.mqtt.link import Address, Link, Received
 from protofleet.contract.wire.messages import Status
@@ -51,6 +52,12 @@ def webhook(answers: list[int]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             if status == 200:
                 came.append(body)
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/page-to-sign-in-at")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -107,6 +114,26 @@ def test_a_webhook_gets_json(tmp_path: Path) -> None:
     assert told["over"][0]["device"] == "b"
 
 
+def test_each_of_several_places_at_one_host_is_told() -> None:
+    with webhook([]) as (url, came):
+        senders = senders_of([f"{url}/ann", f"{url}/ben", f"{url}/ann"])
+        Notices(senders, pytest.fail).turn(NOTICE.begun, "one is gone", 0.0, 1.0)
+    assert len(came) == 2  # who is named twice is told once
+    assert list(senders) == ["http://127.0.0.1", "http://127.0.0.1 (2)"]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_notice_that_is_sent_elsewhere_has_not_arrived(status: int) -> None:
+    said = list[str]()
+    with webhook([status]) as (url, came):
+        notices = Notices(senders_of([url]), said.append)
+        notices.turn(NOTICE.begun, "one is gone", 0.0, 1.0)
+        assert not came
+        notices.turn(NOTICE.begun, "one is gone", PACE_S, 1.0)
+    assert len(came) == 1
+    assert said == [f"a notice to http://127.0.0.1 was not sent, and is tried again: status {status}"]
+
+
 def test_a_mail_has_one_head_whatever_a_device_says() -> None:
     with mail_server() as (port, mails):
         _, send = sender_of(f"mailto:ann@example.org?server=127.0.0.1:{port}&from=fleet@example.org")
@@ -148,6 +175,8 @@ def test_a_broker_gets_json_below_a_topic() -> None:
         "https:///x",
         "http://host:99999999/",
         "http://ho st/secret",
+        "http://secret..b/x",
+        "http://%s.b/x" % ("a" * 64),
         "mqtt://ann:secret@host",
         "mqtt://host/pf/v2/fleet/round",
         "mqtt://host/house/+",
@@ -155,6 +184,10 @@ def test_a_broker_gets_json_below_a_topic() -> None:
         "mailto:ann@b.c,bob@b.c",
         "mailto:ann@b.c%0d%0aBcc:%20x@y.z",
         "mailto:ann@b.c?server=h:x",
+        "mailto:ann@b.c?server=a..b",
+        "mailto:ann@b.c?from=<",
+        "mailto:ann@",
+        "mailto:a(nn@b.c",
         "mailto:ann@b.c?password=secret",
     ],
 )
@@ -227,3 +260,18 @@ def test_a_watch_without_a_terminal_tells_of_a_store_and_ends_with_ctrl_c(tmp_pa
         said = process.communicate(timeout=30)[1]
     assert (process.returncode, "Traceback" in said) == (130, False)
     assert {(care["device"], care["cause"]) for care in came[0]["begun"]} == {("", "no-aggregator"), ("a", "slow")}
+
+
+def test_a_watch_goes_on_while_something_else_stands_in_its_stores_place(tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with DurableStore(place, BUNDLE, "fleet"):
+        pass
+    with webhook([]) as (url, came):
+        looks = _looks(place, read_state(place), Notices(senders_of([url]), pytest.fail), 0.0)
+        assert next(looks)[1] == ""
+        place.rename(tmp_path / "away")
+        place.write_bytes(b"")
+        assert "store" in next(looks)[1]
+        (tmp_path / "away").replace(place)
+        assert next(looks)[1] == ""
+    assert len(came) == 1  # of the first look: the others come within a minute

@@ -86,7 +86,7 @@ def test_it_is_the_newest_round_that_is_made_again(tmp_path: Path) -> None:
             )
             core.take([("a", encode(made, "f64"))], 0.0)
             assert core.advance(0.0, 0.0) == Closed(number, "ffc")
-    again = solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": 0.7})
+    again = solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": 0.7, "form": "ridge"})
     assert again.round == 2
     np.testing.assert_allclose(again.state.head.rows, solve_head(gram(2), 0.7), rtol=1e-6)
 
@@ -105,6 +105,22 @@ def test_ffcs_sums_make_a_discriminant_at_once_or_afterwards(tmp_path: Path) -> 
     assert again.told in told.getvalue()
     given = solve_again(tmp_path / "ridge", manifest(name="ffc"), {"form": "discriminant", "ridge": 0.2})
     np.testing.assert_allclose(given.state.head.rows, without_bias(discriminant_head(within, 0.2), within), rtol=1e-5)
+
+
+def test_ffcs_sums_make_an_even_head_at_once_or_afterwards_and_by_itself_where_classes_are_unequal(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(0)
+    uneven = FeatureGram.of(unit_rows(rng.normal(size=(60, WIDTH))), np.arange(60) // 41 + np.arange(60) // 55, CLASSES)
+    assert uneven.counts.tolist() == [41, 14, 5]
+    _run(tmp_path / "ridge", "ffc", {"a": uneven}, form="ridge")
+    _run(tmp_path / "auto", "ffc", {"a": uneven})
+    expected = solve_head(uneven, "auto") / np.sqrt(uneven.counts / 20)[:, None]
+    again = solve_again(tmp_path / "ridge", manifest(name="ffc"), {"form": "even"})
+    for state in (again.state, read_state(tmp_path / "auto")[1]):
+        np.testing.assert_allclose(state.head.rows, expected, rtol=1e-5)
+    plain = read_state(tmp_path / "ridge")[1].head.rows
+    np.testing.assert_allclose(plain, solve_head(uneven, "auto"), rtol=1e-5)
 
 
 def _groups(seed: int) -> GroupMeans:
@@ -166,9 +182,10 @@ def test_what_speaks_against_a_head_is_on_the_aggregators_terminal(tmp_path: Pat
         "fine": (even, {"ridge": "auto"}, ""),
         "uneven": (
             uneven,
-            {"ridge": "auto"},
+            {"form": "ridge"},
             "warning: round 1: one class has 19 samples, another 2, and a",
         ),
+        "mended": (uneven, {"ridge": "auto"}, ""),
         "told": (uneven, {"form": "discriminant"}, ""),
         "scarce": (scarce, {"ridge": "auto"}, "warning: round 1: 2.0 samples a class"),
     }
@@ -176,6 +193,9 @@ def test_what_speaks_against_a_head_is_on_the_aggregators_terminal(tmp_path: Pat
         told = io.StringIO()
         _run(tmp_path / name, "ffc", {"a": statistic}, told, **hyper)
         assert (words in told.getvalue()) if words else ("warning" not in told.getvalue()), name
+    told = io.StringIO()
+    _run(tmp_path / "evened", "ffc", {"a": uneven}, told)
+    assert "cross-validation on the sums, rows evened: classes have 2 to 19 samples" in told.getvalue()
     told = io.StringIO()
     _run(tmp_path / "nearest", "ffc", {"a": scarce}, told, form="discriminant")
     labels = np.arange(6) % 3 * GroupMeans.GROUPS + np.arange(6) // 3

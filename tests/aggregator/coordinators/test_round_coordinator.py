@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
-from pooled_head import solve_head
+from pooled_head import usual_head
 from postgres_server import Places
 
 from protofleet.aggregator.coordinators.kinds import planned, rounds_of, standing_sums
@@ -78,7 +78,7 @@ def _check_result(core: RoundCoordinator) -> None:
     pooled = _pooled(2, "fedproto")
     np.testing.assert_array_equal(core.state.prototypes.classes, [0, 1])
     np.testing.assert_allclose(core.state.prototypes.rows, pooled.means[:2])
-    np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(3, "ffc"), RIDGE), rtol=1e-9)
+    np.testing.assert_allclose(core.state.head.rows, usual_head(_pooled(3, "ffc"), RIDGE), rtol=1e-9)
     assert (core.state.version, core.state.round) == (3, 3)
 
 
@@ -146,7 +146,7 @@ def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(places: Plac
         np.testing.assert_allclose(core.state.prototypes.rows, np.median(stacked, axis=0)[:2])
         core.take([_message(core, d) for d in DEVICES], 2.0)
         _steps(core, 2.0)
-        np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(2, "ffc"), RIDGE), rtol=1e-9)
+        np.testing.assert_allclose(core.state.head.rows, usual_head(_pooled(2, "ffc"), RIDGE), rtol=1e-9)
 
 
 def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_the_aggregator_sets_the_ridge(places: Places, given: float | None) -> N
         core.take([(d, _sums(core, s)) for d, s in sent.items()], 1.0)
         _steps(core, 2.0)
         pooled = gram(0).merge(gram(1)).merge(gram(2))
-        expected = solve_head(pooled, RIDGE if given is None else given)
+        expected = usual_head(pooled, RIDGE if given is None else given)
         np.testing.assert_allclose(core.state.head.rows, expected, rtol=1e-6)
         assert core.doubt == ""  # 90 samples of 4 features: far from each other
 
@@ -389,7 +389,7 @@ def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(places: Pla
         core.take([("c", _sums(core, gram(2), extractor=told))], 2.0)
         _steps(core, 2.0)
         pooled = gram(0).merge(gram(1)).merge(gram(2))
-        np.testing.assert_allclose(core.state.head.rows, solve_head(pooled, RIDGE), rtol=1e-6)
+        np.testing.assert_allclose(core.state.head.rows, usual_head(pooled, RIDGE), rtol=1e-6)
 
 
 def test_which_rounds_are_asked_for(tmp_path: Path) -> None:

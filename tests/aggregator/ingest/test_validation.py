@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.aggregator.ingest.validation import Terms, _slack, check_content, check_sums
+from protofleet.aggregator.merging.exact_sums import ExactSum
 from protofleet.aggregator.merging.forgotten_classes import emptied, held_by, left_of
 from protofleet.aggregator.screening.outliers import Traits
 from protofleet.contract.errors import StatisticError, WireError
@@ -499,6 +500,23 @@ def test_a_factor_beside_what_it_cannot_be_beside_is_no_message(fields: dict) ->
     message, _ = _by_factor()
     with pytest.raises(WireError):
         replace(message, **fields)
+
+
+def test_a_gateway_of_devices_that_send_factors_may_have_their_rounding() -> None:
+    """The trace of a device's rounded rows may be above its samples, and so may that of the sum of such devices."""
+    sums = [_by_factor(samples)[0].statistic(FeatureGram, 5, 32) for samples in range(5, 25)]
+    traces = np.array([np.trace(each.matrix) / each.counts.sum() for each in sums])
+    assert (traces > 1 + 1e-6).any()  # else this shows nothing
+    nothing = decode(emptied(encode(_by_factor()[0], "f64")))
+    nothing = replace(nothing, factor=None, factor_bits=0, body=nothing.body, triangle=None)
+    for devices in ([sums[int(traces.argmax())]], sums):
+        total = ExactSum.zero(FeatureGram, 5, 32)
+        for each in devices:
+            total = total.add(ExactSum.of(each))
+        _check(total.for_others(FeatureGram, 32, len(devices), nothing), sums[0])
+    loud = ExactSum.of(replace(sums[0], gram=sums[0].gram * 1.01))
+    with pytest.raises(WireError, match="a trace of at most"):
+        _check(loud.for_others(FeatureGram, 32, 1, nothing), sums[0])
 
 
 def test_a_forgotten_class_cannot_be_taken_out_of_a_factor() -> None:

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,21 @@ from hypothesis import strategies as st
 from postgres_server import Places
 
 from protofleet.aggregator.coordinators.kinds import rounds_of
+from protofleet.aggregator.database import place_of
 from protofleet.aggregator.monitoring import device_table
 from protofleet.aggregator.monitoring.device_table import (
     COUNT_S,
     EVENTS_A_SECOND,
     EVENTS_AT_ONCE,
     KEEP_S,
+    ONES_AT_ONCE,
     SETTLE_S,
     DeviceEvent,
     DeviceTable,
     device_events,
     known_devices,
 )
-from protofleet.aggregator.overview.fleet_state import _REASONS, RUNBOOK
+from protofleet.aggregator.overview.fleet_state import _REASONS, RUNBOOK, read_state
 from protofleet.aggregator.parts.bundle_handout import Handout
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.durable_store import DurableStore
@@ -44,6 +47,13 @@ FIRST, SECOND = b"process1", b"process2"
 VERSIONS = {"protofleet": "0.2.0", "python": "3.12", "bundle": "3 0123abcd", "policy": "round 3: method ffc"}
 FIGURES = {"rss_bytes": 5e7, "train_step_ms": 12.0, "profile_train_step_ms": 6.0, "drift_distance": 1.0}
 BIRTH = Status(True, FIRST, 4, "a board", VERSIONS, FIGURES)
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moments are given here; how long a busy disk took to write must not postpone what is due by them."""
+    monkeypatch.setattr(device_table, "_REST", 0.0)
+    monkeypatch.setattr(device_table, "_COUNT_REST", 0.0)
 
 
 @pytest.fixture
@@ -191,9 +201,38 @@ def test_a_flood_of_names_takes_little_of_the_log_and_says_how_many_there_were(s
     assert ("real", "first seen", "") in log(store, "real")
 
 
+def test_a_device_that_floods_the_log_leaves_room_for_what_happens_to_others(store: DurableStore) -> None:
+    for moment in range(300):  # five minutes
+        for boot in range(20):
+            store.devices.status("loud", replace(BIRTH, boot=20 * moment + boot + 1), 1, 2.0)
+        if moment in (100, 200):
+            store.devices.status("other", replace(BIRTH, online=moment == 100), 1, 2.0)
+        store.devices.keep(float(moment), 3.0)
+    assert [what for _, what, _ in log(store, "other")] == ["first seen", "gone"]
+    assert ONES_AT_ONCE <= len(log(store, "loud")) <= ONES_AT_ONCE + 6
+    assert log(store, "")
+
+
+def test_a_device_has_room_again_after_a_while(store: DurableStore) -> None:
+    for start in (0.0, 7_200.0):
+        before = len(log(store, "a"))
+        for boot in range(100):
+            store.devices.status("a", replace(BIRTH, boot=int(start) + boot + 1), 1, 2.0)
+        store.devices.keep(start + 1.0, 3.0)
+        store.devices.keep(start + 3_700.0, 3.0)
+        assert len(log(store, "a")) - before == ONES_AT_ONCE
+
+
 def test_a_name_that_moves_the_terminal_is_shown_as_text(store: DurableStore, places: Places) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\u202e"
-    birth = Status(True, FIRST, 1, f"board {hostile}\x00", {"bundle": hostile, "protofleet": hostile})
+    birth = Status(
+        True,
+        FIRST,
+        1,
+        f"board {hostile}\x00",
+        {"bundle": hostile, "protofleet": hostile},
+        proposed={f"{hostile}\x00": 2**32 - 1},
+    )
     store.devices.status("a", birth, 1, 1.0)
     store.devices.decided("a", 1, time.time(), refusal=hostile)
     store.devices.keep(0.0, 3.0)
@@ -205,6 +244,41 @@ def test_a_name_that_moves_the_terminal_is_shown_as_text(store: DurableStore, pl
         assert "a" in done.stdout
 
 
+def test_what_devices_propose_is_kept_with_their_share_and_shown_by_class(store: DurableStore, places: Places) -> None:
+    def birth(share: float, proposed: dict[str, int] | None) -> Status:
+        return Status(True, FIRST, 1, metrics={"unknown_share": share}, proposed=proposed)
+
+    store.devices.status("a", birth(0.25, {"owl": 7, "[bold]<b>bat</b>": 2}), 1, 1.0)
+    store.devices.status("b", birth(1.0, {"owl": 1}), 1, 1.0)
+    store.devices.status("liar", birth(-1e300, {"hen": 1}), 1, 1.0)
+    store.devices.decided("a", 1, 2.0)
+    row = kept(store, 0.0).get("a")
+    assert row is not None
+    assert (row.proposed, row.figures) == ({"owl": 7, "[bold]<b>bat</b>": 2}, {"unknown_share": 0.25})
+    place = str(store._place)
+    state = read_state(place_of(place))
+    assert list(state.proposed.items()) == [
+        ("owl", {"a": 7, "b": 1}),
+        ("[bold]<b>bat</b>", {"a": 2}),
+        ("hen", {"liar": 1}),
+    ]
+    assert state.devices["liar"].figures == {}
+    shown = run("fleet", "show", "a", "--store", place).stdout
+    assert "25% of its photos are unlike all classes" in shown
+    assert "proposed class owl: 7 photos\nproposed class [bold]<b>bat</b>: 2 photos\n" in shown
+    done = run("fleet", "list", "--store", place, "--json", "-")
+    assert json.loads(done.stdout)["classes_proposed"] == state.proposed
+    listed = run("fleet", "list", "--store", place).stdout
+    assert "proposed class owl: 8 photos of 2 devices (a 7, b 1); protofleet export --extend makes it one" in listed
+
+    store.devices.status("a", Status(False, FIRST, 1), 1, 2.0)  # what it proposed stays
+    store.devices.status("b", birth(0.5, None), 1, 2.0)  # it proposes nothing any more
+    store.devices.keep(50.0, 3.0)
+    with store._transaction() as db:
+        db.execute("INSERT INTO refused (device, since, reason) VALUES ('liar', 1.0, 'removed')")
+    assert read_state(place_of(place)).proposed == {"owl": {"a": 7}, "[bold]<b>bat</b>": {"a": 2}}
+
+
 def test_forgetting_removes_the_rows_and_nothing_comes_back(store: DurableStore) -> None:
     core = rounds_of(store, manifest(), BUNDLE, Settings(rounds=1, min_clients=1, calibrate=False), now=0.0)
     for name in ("a", "b"):
@@ -212,7 +286,7 @@ def test_forgetting_removes_the_rows_and_nothing_comes_back(store: DurableStore)
     core.advance(0.0, 0.0)
     core.take([(name, encode(contribution(run=store.run))) for name in ("a", "b")], 0.0)
     store.devices.keep(0.0, 1.0)
-    store.devices.decided("a", 1, 2.0)  # and not kept yet
+    store.devices.decided("a", 1, 2.0, refusal="too large")  # and not kept yet
     with store._transaction() as db:
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES ('forget', 'a', 'ann', 1.0)")
     order = store.orders.next_order()
@@ -311,9 +385,93 @@ def _check_cares(store: DurableStore, place: str) -> None:
     assert told["sentence"].startswith("3 of 3 devices need care (1 gone, 1 old-bundle, 2 slow); 2 online")
 
 
+def test_who_was_removed_is_not_counted_as_gone(store: DurableStore) -> None:
+    for name in ("here", "away", "removed"):
+        store.devices.status(name, BIRTH, 1, 1.0, is_news=name == "here")
+    for name in ("away", "removed"):
+        store.devices.status(name, Status(False, FIRST, 4), 1, 2.0)
+    store.devices.status("retained", BIRTH, 1, 2.0, is_news=False)
+    store.devices.keep(0.0, 3.0, {"removed"})
+    assert store.devices.counts == {"known": 4, "gone": 1, "unconfirmed": 1}
+
+
+def test_a_gateway_and_how_many_devices_are_behind_it(places: Places) -> None:
+    place = places("s.sqlite")
+    with DurableStore(place, BUNDLE, "fleet") as store:
+        for name in ("site-1", "site-2", "site-3", "cam"):
+            store.devices.status(name, BIRTH, 1, 1.0)
+        store.devices.decided("site-1", 10, 1.0, members=3)
+        store.devices.decided("site-1", 10, 1.0, refusal="another message")  # which has no sums
+        store.devices.decided("site-2", 10, 1.0, members=1)
+        store.devices.decided("site-3", 10, 1.0, members=7)
+        store.devices.decided("site-3", 10, 1.0, members=0)  # all of them have withdrawn
+        store.devices.decided("cam", 10, 1.0, members=0)
+        store.devices.keep(0.0, 3.0)
+        state = read_state(place_of(place))
+        listed = run("fleet", "list", "--store", place, "--json", "-")
+        shown = run("fleet", "show", "site-1", "--store", place).stdout
+    assert state.gateways == json.loads(listed.stdout)["gateways"] == {"site-1": 3, "site-2": 1}
+    where = "whose names stay on its site, where protofleet fleet list has them, with the gateway's own --store"
+    assert f"site-1: a gateway: its newest sums are of 3 devices, {where}\n" in listed.stderr
+    assert f"site-2: a gateway: its newest sums are of 1 device, {where}\n" in listed.stderr
+    assert "site-3: a gateway" not in listed.stderr
+    assert f"a gateway: its newest sums are of 3 devices, {where}\n" in shown
+    assert "4 online, 4 more behind 2 gateways" in state.sentence
+
+
+def test_who_leads_is_told_by_others_how_many_are_behind_a_gateway(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        other = device_table.DeviceTable(store._file, leads=False)
+        found = []
+        for number, members in enumerate((5, None, 0), 1):
+            other.decided("site-1", 10, 1.0, members=members)
+            other.keep(10.0 * number, 1.0)
+            store.devices.keep(10.0 * number, 1.0, shared=True)
+            row = store.devices.get("site-1")
+            assert row is not None
+            found.append((row.members, row.up_bytes))
+    assert found == [(5, 10), (5, 20), (0, 30)]
+
+
+@pytest.mark.parametrize(("peak", "cares"), [(1.3e8, ["memory"]), (1.2e8, []), (None, [])])
+def test_memory_is_told_beside_its_prediction(tmp_path: Path, peak: float | None, cares: list[str]) -> None:
+    place = str(tmp_path / "s.sqlite")
+    predicted = {"profile_memory_predicted_bytes": 9e7, "profile_memory_at_most_bytes": 1.2e8}
+    predicted["profile_memory_samples"] = 700.0
+    figures = predicted | ({} if peak is None else {"peak_rss_bytes": peak})
+    with DurableStore(place, BUNDLE, "fleet") as store:
+        store.devices.status("a", Status(True, FIRST, 1, "", {}, figures), 1, 1.0)
+        store.devices.keep(0.0, 3.0)
+        told = json.loads(run("status", "--store", place, "--json", "-").stdout)["cares"]
+        listed = json.loads(run("fleet", "list", "--store", place, "--json", "-").stdout)
+        shown = run("fleet", "show", "a", "--store", place).stdout
+    assert [care["cause"] for care in told] == cares
+    if cares:
+        words = "its client has had 130.0 MB, and 120.0 MB at most were predicted with 700 photos"
+        assert [care["reason"] for care in told] == [words]
+        assert "memory: at most 130.0 MB, predicted 90.0 MB, predicted at most 120.0 MB" in shown
+    assert listed["devices"][0]["state"]["figures"] == figures
+
+
 def test_each_reason_for_care_has_a_part_of_the_runbook() -> None:
     page = (Path(__file__).parents[3] / RUNBOOK).read_text()
     parts = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
     assert {*_REASONS, "no-aggregator", "intruder"} <= parts.keys()
     for name, text in parts.items():
         assert re.findall(r"^\*\*(\w+( at)?)\*\*", text, re.M) == [(word, at) for word, at in WORDS], name
+
+
+def test_a_slow_disk_is_written_to_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 5 % of the time for what devices say, as long as writing takes."""
+    monkeypatch.setattr(device_table, "_REST", 20.0)
+    clock = iter([0.0, 2.0])  # writing takes two seconds
+    with DurableStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+        store.devices.status("a", BIRTH, 300, 1.0, is_news=True)
+        monkeypatch.setattr(device_table.time, "perf_counter", lambda: next(clock))
+        store.devices.keep(0.0, 0.0)
+        monkeypatch.undo()
+        store.devices.status("b", BIRTH, 300, 2.0, is_news=True)
+        store.devices.keep(39.0, 0.0)
+        assert DeviceTable(store._file).get("b") is None
+        store.devices.keep(40.0, 0.0)
+        assert DeviceTable(store._file).get("b") is not None

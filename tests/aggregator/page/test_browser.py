@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import make_broker
+from brokers import free_port
 from browser import Page, chromium
 from commands import run
-from fleets import EVIL, Served, stocked
-
-TOKEN = "correct-horse-battery"
+from fleets import EVIL, TOKEN, Served, stocked
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    broker = make_broker("embedded", tmp_path)
-    broker.start()
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"anna:{TOKEN}\n")
-    tokens.chmod(0o600)
-    found = Served.aggregator(tmp_path, broker, stocked(tmp_path / "store", 300), "--allow-control", tokens)
-    yield found
-    found.end()
-    broker.stop()
+    with Served.with_control(tmp_path, 300) as found:
+        yield found
 
 
 def typed(page: Page, selector: str, text: str) -> None:
@@ -45,6 +38,10 @@ def test_an_operator_finds_a_device_reads_the_runbook_and_forgets_it(served: Ser
             assert page.run("document.querySelectorAll('#rows tr').length") < 100  # those that are seen
             names = page.run("[...document.querySelectorAll('#cares a')].map((link) => link.textContent)")
             assert {"d0", "d1", "d2", "d3", "gone", "slow", "old-bundle"} <= set(names)
+            classes = page.run("document.getElementById('classes').textContent")
+            assert "proposed: barn owl, 9 photos of 2 devices: d4 (7), d3 (2)" in classes
+            assert f"proposed: {EVIL}, 3 photos of 1 device: d3 (3)" in classes
+            assert "many photos unlike all classes: 1 device" in classes
         page = browser.open(f"{url}#filter=gone-day", width=1400)
         assert page.until("document.querySelectorAll('#rows th').length") == 1
         assert page.run("document.querySelector('#rows th').textContent") == "d2"
@@ -81,3 +78,27 @@ def test_an_operator_finds_a_device_reads_the_runbook_and_forgets_it(served: Ser
         page.until("!document.getElementById('orders').textContent.includes('NOT yet done')")
     log = json.loads(run("fleet", "log", "--store", served.processes.folder / "store", "--json", "-").stdout)["orders"]
     assert [(each["what"], each["device"]) for each in log] == [("forget", "d3")]
+
+
+def test_a_page_that_is_open_recovers_when_what_serves_it_was_killed(tmp_path: Path) -> None:
+    """The new process knows no browser of before, so the page loads itself again, where one was."""
+    store, words = stocked(tmp_path / "store"), ("--page", free_port())
+    with chromium() as browser:
+        first = Served(tmp_path, "first", "watch", *words, "--store", store)
+        page = browser.open(f"http://127.0.0.1:{first.port}/#filter=old-bundle", width=1400)
+        page.until("document.querySelectorAll('#rows th').length === 1")
+        first.end()
+        page.until("!document.getElementById('alone').hidden")
+        second = Served(tmp_path, "second", "watch", *words, "--store", store)
+        recovered = """document.readyState === 'complete' && document.getElementById('alone').hidden
+            && document.querySelectorAll('#rows th').length === 1 && location.hash"""
+        deadline, found = time.monotonic() + 60, None
+        while not found:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(AssertionError):  # it is being loaded
+                found = page.run(recovered)
+            time.sleep(0.05)
+        assert found == "#filter=old-bundle"
+        assert run("fleet", "remove", "d2", "--store", store).returncode == 0
+        page.until("document.getElementById('orders').textContent.includes('remove d2')")  # and it hears what is new
+        second.end()

@@ -18,7 +18,7 @@ import pytest
 from brokers import TestBroker, make_broker
 from browser import Visitor
 from commands import one_error_line, run
-from fleets import EVIL, ORCHARD, SHIPPED_BUNDLE, Served, stocked
+from fleets import EVIL, ORCHARD, SHIPPED_BUNDLE, TOKEN, Served, stocked
 from postgres_server import need_postgres
 
 from protofleet.aggregator.database import is_taken
@@ -27,7 +27,6 @@ from protofleet.aggregator.page.fleet_content import runbook_part
 from protofleet.aggregator.store.schema import KIND
 
 ROOT = SHIPPED_BUNDLE.parents[3]
-TOKEN = "correct-horse-battery"
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +79,9 @@ def test_the_first_screen_says_who_needs_care_and_each_cause_has_its_runbook(ser
     assert "need care" in state["top"]["sentence"]
     assert not state["top"]["well"]
     assert state["top"]["runs"]
-    figures = ("step_ms", "profiled_ms", "predicted_ms", "peak_bytes", "profiled_bytes")
-    assert [rows["d0"][name] for name in figures] == [30.0, 10.0, 11.0, 9e7, 5e7]
-    expected = {"d0": ["slow"], "d1": ["old-bundle"], "d2": ["gone"], "d3": ["refused", "left-out"], "d4": []}
+    figures = ("step_ms", "profiled_ms", "predicted_ms", "peak_bytes", "profiled_bytes", "most_bytes")
+    assert [rows["d0"][name] for name in figures] == [30.0, 10.0, 11.0, 9e7, 5e7, 8e7]
+    expected = {"d0": ["slow", "memory"], "d1": ["old-bundle"], "d2": ["gone"], "d3": ["refused", "left-out"], "d4": []}
     assert {name: rows[name]["causes"] for name in expected} == expected
     assert rows["d2"]["presence"] == "gone"
     assert time.time() - rows["d2"]["since"] > 86_400
@@ -101,6 +100,7 @@ def test_rounds_have_their_accuracy_and_its_spread_and_a_device_its_history(serv
     spread = {"devices": 4, "mean": 0.65, "least": 0.5, "most": 0.8, "low": 0.6, "high": 0.7}
     assert {k: round(v, 6) for k, v in state["rounds"][0]["accuracy"].items()} == spread
     assert state["rounds"][0]["left_out"] == 1
+    assert state["compared"] is None  # no sums stand here
     assert state["named"][0][0] == "d3"
     assert "it contradicts 2 of 3" in state["named"][0][1]
     code, _, body = visitor.ask("GET", "/device?name=d2")
@@ -110,6 +110,16 @@ def test_rounds_have_their_accuracy_and_its_spread_and_a_device_its_history(serv
     assert [each[:2] for each in found["accuracy"]] == [[2, 0.7], [1, 0.7]]
     assert found["cares"][0][0] == "gone"
     assert visitor.ask("GET", "/device?name=nobody")[0] == 404
+
+
+def test_proposed_classes_are_told_with_their_devices_and_so_is_the_share_of_unknown_photos(served: Served) -> None:
+    visitor = served.visitor()
+    state = visitor.open()
+    owl, evil = ["barn owl", 9, 2, [["d4", 7], ["d3", 2]]], [EVIL, 3, 1, [["d3", 3]]]
+    assert state["classes"] == {"forgotten": [], "drifting": [], "proposed": [owl, evil]}
+    assert [rows_of(state)[name]["unknown"] for name in ("d3", "d4")] == [None, 0.4]
+    found = json.loads(visitor.ask("GET", "/device?name=d3")[2])
+    assert {"proposed class barn owl: 2 photos", f"proposed class {EVIL}: 3 photos"} <= set(found["lines"])
 
 
 def test_what_changes_is_told_and_what_stays_is_not(served: Served) -> None:
@@ -274,6 +284,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         done = run(*words, *more)
         assert said in one_error_line(done)
         assert done.returncode == 2
+        assert f"{tokens} {tokens}" not in done.stderr
         assert TOKEN not in done.stderr
         assert "short" not in done.stderr.replace("shorter", "")
 

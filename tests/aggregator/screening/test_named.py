@@ -100,7 +100,7 @@ def test_an_operator_may_have_it_named_only_or_not_at_all(tmp_path: Path) -> Non
 def test_the_terminal_the_summary_and_the_fleets_list_name_it_and_why(tmp_path: Path) -> None:
     told, path = io.StringIO(), tmp_path / "s"
     a_round(path, "ffc", fleet("ffc"), told)
-    why = "its mean of class class-0 lies where others have class class-2: contradicted by 4 of 4 devices"
+    why = "what it calls class-0 is like what others call class-2: contradicted by 4 of 4 devices"
     assert f"left out hall: {why}" in told.getvalue()
     with DurableStore(path, BUNDLE, "fleet") as store:
         (listed,) = Summary(store, "fleet", BUNDLE).content(finished=True, global_version=1)["rounds"]
@@ -203,14 +203,14 @@ def test_where_sums_stand_an_operator_asks_who_contradicts(tmp_path: Path, name:
     done = run("fleet", "suspects", "--store", path, "--json", "-")
     told = json.loads(done.stdout)
     assert (told["devices"], [each["device"] for each in told["suspects"]]) == (5, ["hall"])
-    assert "hall: its mean of class 0 lies where others have class 2: contradicted by 4 of 4 devices" in done.stderr
+    assert "hall: what it calls 0 is like what others call 2: contradicted by 4 of 4 devices" in done.stderr
     assert done.stderr.endswith("1 device of 5 suspected\n")
 
 
 def test_a_store_of_rounds_has_said_who_contradicts_when_they_closed(tmp_path: Path) -> None:
     a_round(tmp_path / "s", "ncm", fleet("ncm"))
     done = run("fleet", "suspects", "--store", tmp_path / "s")
-    assert "hall: left out in round 1: its mean of class class-0 lies where others have class class-2" in done.stdout
+    assert "hall: left out in round 1: what it calls class-0 is like what others call class-2" in done.stdout
     assert done.stdout.endswith("suspected\n")
     line = one_error_line(run("fleet", "suspects", "--store", tmp_path / "s", "--vouch", "hall"))
     assert "expected standing sums, got one of rounds" in line

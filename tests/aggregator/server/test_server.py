@@ -20,7 +20,7 @@ from aggregator_samples import bundle_file, gram, manifest, means, unassigned
 from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Listener, Running, wait
 from brokers import BROKERS, Embedded, Proxy, TestBroker, free_port, make_broker
 from commands import ROOT
-from pooled_head import solve_head
+from pooled_head import usual_head
 from talker import Talker
 
 from protofleet.aggregator.coordinators.kinds import rounds_of
@@ -92,7 +92,7 @@ def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
             _same(_stored(store, *key), merge(lambda key=key: [t.sent[key] for t in talkers]))
         final = talkers[0].states[3]
         np.testing.assert_allclose(final.prototypes.rows, _stored(store, 2, "fedproto").means[:2], rtol=1e-6)
-        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), RIDGE), rtol=1e-5)
+        np.testing.assert_allclose(final.head.rows, usual_head(_stored(store, 3, "ffc"), RIDGE), rtol=1e-5)
 
 
 def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def contribution_of(store: DurableStore, bundle: bytes) -> Contribution:
 
 @pytest.mark.parametrize("standing", [False, True])
 def test_a_status_that_is_no_good_is_answered_and_told(tmp_path: Path, standing: bool) -> None:
-    """Six ways to be wrong; before the first round, too, and where a broker has retained it."""
+    """Nine ways to be wrong; before the first round, too, and where a broker has retained it."""
     bundle = bundle_file(tmp_path / "f.bundle")
     broker = Embedded()
     broker.start()
@@ -439,6 +439,9 @@ def test_a_status_that_is_no_good_is_answered_and_told(tmp_path: Path, standing:
         "another": encode(Contribution.of(means(), run=bytes(4), round=1, method="fedproto", bundle=bundle)),
         "floats": good.replace(b"\x48instance", b"\xf9\x3c\x00"),
         "map": b"\xa0",
+        "two-classes": encode(Status(True, bytes(8), 1, proposed={"bat": 1, "barn owl,hen": 2})),
+        "added-class": encode(Status(True, bytes(8), 1, proposed={"+owl": 2})),
+        "escape": encode(Status(True, bytes(8), 1, proposed={"\x1b[2J": 2})),
     }
     words = ["--standing", "--method", "ncm"] if standing else ["--rounds", "1", "--min-clients", "1"]
     command = [sys.executable, "-m", "protofleet", "aggregate", "--bundle", str(tmp_path / "f.bundle"), *words]

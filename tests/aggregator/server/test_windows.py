@@ -15,7 +15,7 @@ from brokers import free_port
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from pooled_head import solve_head
+from pooled_head import usual_head
 from postgres_server import Places
 
 from protofleet.aggregator.coordinators.kinds import rounds_of
@@ -434,7 +434,7 @@ def closed(core: RoundCoordinator, now: float, *expected: tuple[str, int]) -> No
     for device, round in expected:
         pooled = pooled.merge(gram(100 * round + ord(device)))
     ridge = method_of("ffc").hyper["ridge"].default
-    np.testing.assert_allclose(core.state.head.rows, solve_head(pooled, ridge), rtol=1e-9)
+    np.testing.assert_allclose(core.state.head.rows, usual_head(pooled, ridge), rtol=1e-9)
     assert sorted(core.record(core.rounds.number).uplink_bytes) == sorted(device for device, _ in expected)
 
 

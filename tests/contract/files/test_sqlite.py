@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from permissions import as_somebody_else, open_the_way
 from protofleet.aggregator.store import durable_store as store_module
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.aggregator.store.records import Accepted
-from protofleet.contract.errors import StoreError, UsageError
-from protofleet.contract.files.sqlite import FIRST_VERSION, Database, Kind, read_only
+from protofleet.contract.errors import ProtofleetError, StoreError, UsageError
+from protofleet.contract.files.sqlite import FIRST_VERSION, Database, Kind, Watch, as_written, is_taken, read_only
+from protofleet.edge_client.data.learned import Example, Learned, LearnedFile
 from protofleet.edge_client.journal import journal as journal_module
 from protofleet.edge_client.journal.journal import Journal
 
@@ -403,3 +406,83 @@ def test_tables_that_nobody_wrote_are_not_blamed_on_the_disk(subject: Subject, t
     with pytest.raises(StoreError, match="as it was written, got table standing already exists, try another --s"):
         Database(path, subject.kind)
     assert path.read_bytes()[60:64] == (2).to_bytes(4, "big")
+
+
+_CHANGED_ELSEWHERE = """
+import sys
+from pathlib import Path
+from protofleet.edge_client.data.learned import Learned, LearnedFile
+state = Path(sys.argv[1])
+learned = Learned(state)
+assert learned.look()
+LearnedFile(state, ("cat", "dog")).unlearn_hashed(learned.hashes[0])
+learned.close()
+"""
+
+
+def test_a_watch_goes_on_while_this_process_and_another_one_change_the_file(tmp_path: Path) -> None:
+    """As a client whose page names photos, beside `protofleet unlearn`: nobody's log is removed under a connection."""
+    watching, also = Learned(tmp_path), Learned(tmp_path)
+    file = LearnedFile(tmp_path, ("cat", "dog"))
+    known = 0
+    for turn in range(6):
+        for number in range(2):
+            x = np.full((4, 4, 3), 10 * turn + number, np.uint8)
+            assert file.learn(Example(x, blake2b(x.tobytes(), digest_size=16).digest()), "cat") == "learned"
+            known += 1
+        if turn % 2:
+            assert watching.look()
+            assert len(watching) == known
+        done = subprocess.run(
+            [sys.executable, "-c", _CHANGED_ELSEWHERE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        known -= 1
+        assert watching.look()
+        assert also.look()
+        assert (len(watching), len(also)) == (known, known)
+        opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert not [name for name in opened if str(tmp_path) in name and name.endswith("(deleted)")]
+    watching.close()
+    also.close()
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [name for name in opened if str(tmp_path) in name]  # with the last connection all are closed
+
+
+def test_to_ask_whether_a_file_is_taken_lets_nobody_remove_its_log(tmp_path: Path) -> None:
+    with DurableStore(tmp_path / "file.sqlite", BUNDLE, "fleet") as store:
+        write_store(store, 1)
+    watch = Watch(tmp_path / "file.sqlite")
+    assert watch.changed()
+    assert not is_taken(tmp_path / "file.sqlite")
+    code = (
+        "import sys; from pathlib import Path; from protofleet.aggregator.store.durable_store import DurableStore; "
+        "DurableStore(Path(sys.argv[1]), bytes(range(32)), 'fleet').__exit__(None, None, None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file.sqlite")], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [name for name in opened if str(tmp_path) in name and name.endswith("(deleted)")]
+    watch.close()
+
+
+def test_a_kind_that_knows_a_remedy_names_it_however_its_file_is_broken(tmp_path: Path) -> None:
+    path, kind = tmp_path / "f.sqlite", replace(journal_module.KIND, remedy="this, which removes it")
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
+        other.execute("CREATE TABLE other (x)")
+    Database(path, kind).close()
+    good = path.read_bytes()
+    for content in (b"no database" * 500, (tmp_path / "other.sqlite").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ProtofleetError) as read, read_only(path, kind):
+            pass
+        with pytest.raises(ProtofleetError) as opened:
+            Database(path, kind)
+        assert [each.value.hint for each in (read, opened)] == [kind.remedy] * 2
+    path.write_bytes(good)
+    with pytest.raises(StoreError) as written, as_written(path, kind):
+        raise ValueError("not of ours")
+    assert written.value.hint == kind.remedy
+    with pytest.raises(StoreError) as written, as_written(path, journal_module.KIND):
+        raise ValueError("not of ours")
+    assert written.value.hint == f"another {journal_module.KIND.option}"

@@ -11,7 +11,7 @@ from pooled_head import solve_head
 from protofleet.contract.errors import StatisticError
 from protofleet.contract.heads.covariance import within_gram
 from protofleet.contract.heads.discriminant import choose_ridge_within, discriminant_head, doubted_choice, without_bias
-from protofleet.contract.heads.ridge import RidgeHead, choose_ridge, doubt, scarce_or_uneven, solve
+from protofleet.contract.heads.ridge import RidgeHead, choose_ridge, doubt, evened, is_uneven, scarce_or_uneven, solve
 from protofleet.contract.heads.spectrum import RIDGES, Spectrum, least_error, solved_directly
 from protofleet.contract.heads.sphere import projection, unit_rows
 from protofleet.contract.sums.statistics import FeatureGram
@@ -372,6 +372,35 @@ def test_few_samples_of_the_classes_there_are_or_very_unequal_ones_are_worth_a_w
     assert words.startswith(said)
     assert bool(words) is bool(said)
     assert not said or "try --form discriminant" in words
+
+
+def test_rows_are_evened_by_the_root_of_a_class_s_share_and_equal_counts_leave_them_as_they_are() -> None:
+    head = np.random.default_rng(0).normal(size=(4, 5))
+    counts = np.array([90, 10, 0, 20])  # 40 on the average, of three classes
+    np.testing.assert_allclose(evened(head, counts), head / np.sqrt([[90 / 40], [10 / 40], [1], [20 / 40]]))
+    np.testing.assert_array_equal(evened(head, np.full(4, 7)), head)
+    np.testing.assert_array_equal(evened(head, np.zeros(4, np.int64)), head)
+    for counts, uneven in (([20, 10, 0], True), ([19, 10, 0], False), ([5, 0, 0], False), ([0, 0, 0], False)):
+        assert is_uneven(np.array(counts)) is uneven
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_one_class_no_longer_draw_the_answers_about_others(seed: int) -> None:
+    """Sixty more of one of ten classes make a ridge head worse at the nine others; with even rows they do not."""
+    rng = np.random.default_rng(seed)
+    middles = rng.normal(size=(10, 60))
+
+    def drawn(y: np.ndarray) -> np.ndarray:
+        return np.asarray(unit_rows(middles[y] + 2.5 * rng.normal(size=(len(y), 60))))
+
+    y = np.concatenate([np.repeat(np.arange(10), 3), np.zeros(60, np.int64)])
+    z, asked = drawn(y), np.repeat(np.arange(1, 10), 200)
+    others = drawn(asked)
+    before, after = (_auto(z[:n], y[:n], 10).weights for n in (30, 90))
+    mended = evened(after, np.bincount(y))
+    right = [((others @ head.T).argmax(axis=1) == asked).mean() for head in (before, after, mended)]
+    assert right[1] < right[0] - 0.08
+    assert right[2] > right[0] - 0.02
 
 
 def test_the_direct_solution_is_taken_where_features_are_dead_and_leaves_no_shift_behind():

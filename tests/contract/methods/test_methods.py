@@ -107,7 +107,7 @@ def test_projected_features_are_worth_comparing_where_that_halves_them():
 @pytest.mark.parametrize(
     ("name", "defaults"),
     [
-        ("ffc", {"ridge": "auto", "form": "ridge", "project": 0}),
+        ("ffc", {"ridge": "auto", "form": "auto", "project": 0}),
         ("fedcof", {"ridge": "auto", "groups": 4}),
         ("ffc-dp", {"noise_multiplier": 3.731, "gram_share": 0.2, "count_share": 0.05, "ridge": "auto", "project": 0}),
         ("ncm-dp", {"noise_multiplier": 3.731, "count_share": 0.05}),
@@ -175,7 +175,7 @@ def test_settings_of_another_method_are_left_out_and_its_own_defaults_taken():
     of_spherefed = method("spherefed").resolve({"ridge": 0.2, "project": 8})
     assert method("ffc").resolved_in(of_spherefed) == {
         "ridge": 0.2,
-        "form": "ridge",
+        "form": "auto",
         "project": 8,
         "project_seed": 0,
     }

@@ -113,6 +113,7 @@ OPTIONAL = {
     ("announcement-calibration", 26),
     ("announcement-factors", 15),
     ("announcement-factors", 27),
+    ("announcement-proposals", 28),
     ("contribution-factor", 13),
     ("contribution-factor", 20),
     ("contribution-factor", 21),
@@ -122,6 +123,7 @@ OPTIONAL = {
     ("status-heard", 8),
     ("status-rival", 10),
     ("status-calibration", 11),
+    ("status-proposed", 12),
     ("status-heard", 9),
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import one_error_line, run
 
-from protofleet.edge_client.answers.label_report import report_of, wilson
+from protofleet.edge_client.answers.label_report import difference, report_of, wilson
 from protofleet.edge_client.answers.photos_to_name import alike, photos_to_name
 from protofleet.edge_client.photos.kept_photo import KeptPhoto
 
@@ -67,6 +67,18 @@ def test_each_scene_is_asked_about_once_without_what_is_named_or_set_aside_and_t
     assert photos_to_name([], np.empty((0, 0), np.float32), (), 5) == ([], [])
 
 
+def test_what_is_like_a_named_photo_comes_after_what_is_like_none() -> None:
+    """The features of named photos are those of the ring, where nobody gives others."""
+    features = unit(np.repeat(np.random.default_rng(0).normal(size=(12, 64)), 5, axis=0))
+    photos = [photo(row, uncertainty=0.9 if row < 30 else 0.1) for row in range(60)]
+    named = {photos[row].pixels for row in range(0, 30, 5)}  # one of each of the scenes that it is unsure of
+    wanted, _ = photos_to_name(photos, features, named, 6, random_share=0.0)
+    assert sorted(one.photo.number for one in wanted) == [30, 35, 40, 45, 50, 55]
+    assert {one.why for one in wanted} == {"new"}
+    wanted, _ = photos_to_name(photos, features, named, 10)  # as the page asks: one of ten is drawn
+    assert sum(one.why == "random" for one in wanted) == 1
+
+
 def test_wilsons_interval_is_where_the_share_is_as_far_as_chance_goes() -> None:
     for right, asked in ((0, 5), (3, 7), (7, 7), (40, 50)):
         low, high = wilson(right, asked)
@@ -95,6 +107,53 @@ def test_a_class_that_became_worse_while_another_was_named_is_told() -> None:
     (line,) = report_of(("open", "closed"), learned).warnings
     assert line.startswith("closed is answered worse than before: 2 of the last 10 right, 10 of the 10 before")
     assert "mostly open is answered instead" in line
+
+
+def rare_classes(before: int, after: int, instead: str = "a") -> list[tuple[str, str]]:
+    """Forty labels of a; before and after these, eight answers about each of b, c and d, so many of them right."""
+    asked = [(label, turn) for turn in range(8) for label in "bcd"]
+
+    def answers(right: int) -> list[tuple[str, str]]:
+        return [(label, label if number < right else instead) for number, (label, _) in enumerate(asked)]
+
+    return answers(before) + [("a", "a")] * 40 + answers(after)
+
+
+def test_classes_that_were_named_less_often_and_became_worse_together_are_told() -> None:
+    """No single one of them has answers enough to say so."""
+    (line,) = report_of("abcd", rare_classes(18, 8)).warnings
+    assert line.startswith("classes that you named less often are answered worse than before: 8 of their last 24 right")
+    assert "18 of the 24 before (13 to 62 points less, 95 % interval); mostly a is answered instead" in line
+    assert "so name more photos of d, b or c;" in line
+    assert "--form even" in line
+
+
+@pytest.mark.parametrize(
+    ("learned", "why"),
+    [
+        (rare_classes(18, 18), "as good as before"),
+        (rare_classes(18, 14), "chance goes as far"),
+        (rare_classes(8, 18), "better"),
+        (rare_classes(18, 8, "b"), "what is answered instead was not named often"),
+        (rare_classes(18, 8)[:10], "too few"),
+        ([("b", "b")] * 3 + [("b", "a")] * 3 + [("a", "a")] * 60, "three and three"),
+        ([("b", ""), ("c", "")] * 20 + [("a", "a")] * 60, "nobody asked"),
+    ],
+)
+def test_there_is_no_warning_about_classes_that_were_named_less_often(learned: list[tuple[str, str]], why: str) -> None:
+    assert report_of("abcd", learned).warnings == (), why
+
+
+def test_a_class_that_is_warned_of_by_itself_is_not_told_again() -> None:
+    alone = [("b", "b")] * 10 + [("a", "a")] * 60 + [("b", "a")] * 10
+    (line,) = report_of("abcd", alone).warnings
+    assert line.startswith("b is answered worse than before: 0 of the last 10 right")
+
+
+def test_the_interval_of_a_difference_is_newcombes() -> None:
+    low, high = difference(56, 70, 48, 80)  # his table II, method 10
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    assert difference(0, 0, 3, 4) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("command", ["labels", "suggest"])

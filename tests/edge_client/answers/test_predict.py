@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import shared
 from brokers import Embedded, free_port
-from camera_samples import jpeg, rtsp_server, video
+from camera_samples import jpeg, rtsp_server, scene, video, video_of
 from fleets import CLASSES, ENVIRONMENT, LABELS, Samples, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
@@ -369,6 +369,21 @@ def test_a_watched_folder_gets_each_photo_answered_once_when_it_is_whole(
     assert len(_lines(out)) == 5
     assert sorted(Path(str(line["photo"])).name for line in found[3:]) == ["cut.png", "first.png"]
     assert all("label" in line for line in found[3:])
+
+
+def test_on_motion_it_answers_about_what_moved(frozen: Finished, tmp_path: Path) -> None:
+    """Eleven seconds, a key frame each half second: still in changing light, something at three places, still."""
+    places = [None] * 8 + [0, 0, 1, 1, 3, 3] + [None] * 8
+    shown = [scene(number, place=place, gain=1.0 + 0.2 * np.sin(number)) for number, place in enumerate(places)]
+    film = video_of(tmp_path / "door.mp4", [one for one in shown for _ in range(5)])
+    words = ["predict", "--camera", f"file:{film}", "--every", "0.1s", "--state", frozen.state()]
+    found = []
+    for more in ((), ("--on-motion",)):
+        code, said = run(*words, *more, "--json", tmp_path / "a.jsonl")
+        assert code == 0, said
+        found.append([str(line["photo"]).partition("#t=")[2] for line in _lines(tmp_path / "a.jsonl")])
+    assert len(found[0]) == len(places)
+    assert found[1] == ["0.000", "4.000", "5.000", "6.000", "7.000"]
 
 
 def test_a_videos_pictures_are_answered_each_by_its_place_and_what_reads_them_may_be_missing(

@@ -135,7 +135,10 @@ def test_the_next_contribution_holds_what_was_learned_and_answers_follow(
         ]  # fmt: skip
         client = Client(broker, photos)
         assert added(sent_in(peer, 3), plain) == {"Sneaker": 2}
-        assert run("unlearn", tmp_path / "0.png", "--state", state).returncode == 0
+        (state / "images").mkdir()  # as where --data is a folder
+        done = run("unlearn", tmp_path / "0.png", "--state", state)
+        assert done.returncode == 0, done.stderr
+        assert "what its client decoded of the photo goes when it looks at its samples next" in done.stdout
         assert predictor.unlearn(new.x[1]) == "Sneaker"
         assert sent_in(peer, 4) == plain
         wait_for_version(state, 4)

@@ -1,20 +1,27 @@
-"""edge_client/cameras/camera.py: a picture's name, its crop, and one that is too large; the room for the newest."""
+"""edge_client/cameras/camera.py: a picture's name, its crop, its memory, and one that is too large; the room for the
+newest."""
 
 from __future__ import annotations
 
 import io
+import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from camera_samples import jpeg
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from protofleet.contract.errors import UsageError
 from protofleet.edge_client.cameras.camera import CameraGoneError, Newest, Picture, read_crop
-from protofleet.edge_client.data.decode import Broken, fit_pixels
+from protofleet.edge_client.cameras.key_frames import Decode, key_frames
+from protofleet.edge_client.cameras.sources import pictures_of
+from protofleet.edge_client.data.decode import Broken, decode_image, fit_pixels
 from protofleet.edge_client.data.samples import pixel_hash
 
 SHAPE = (8, 8, 3)
@@ -42,6 +49,83 @@ def test_a_crop_is_what_these_pixels_alone_would_be(x: int, y: int, data: st.Dat
     for content in (whole, png.getvalue()):
         found = Picture(content, 0.0).fitted(SHAPE, (x, y, width, height))[1]
         assert np.array_equal(found, wanted)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 700), st.integers(1, 500), st.sampled_from([1, 3, 4]), st.booleans(), st.data())
+def test_pixels_are_brought_to_a_shape_as_a_file_of_them_is(
+    width: int, height: int, channels: int, grey: bool, data: st.DataObject
+) -> None:
+    rng = np.random.default_rng(width * height)
+    pixels = rng.integers(0, 256, (height, width) if grey else (height, width, 3), np.uint8)
+    shape = (data.draw(st.integers(2, 64)), data.draw(st.integers(2, 64)), channels)
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    crop = x, y, data.draw(st.integers(1, width - x)), data.draw(st.integers(1, height - y))
+    assume(width * height > 1)  # a file of one pixel is refused
+    png = io.BytesIO()
+    Image.fromarray(pixels).save(png, "PNG", compress_level=0)
+    for part in (None, crop):
+        assert np.array_equal(fit_pixels(pixels, shape, part), decode_image(png.getvalue(), shape, part))
+
+
+def test_no_second_copy_of_a_large_picture_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, copied, fromarray = np.zeros((720, 1280, 3), np.uint8), [], Image.fromarray
+
+    def counted(pixels: NDArray[np.uint8]) -> Image.Image:
+        copied.append(pixels.size)
+        return fromarray(pixels)
+
+    monkeypatch.setattr(Image, "fromarray", counted)
+    for shape, crop in (((48, 64, 1), None), ((128, 128, 3), (100, 64, 1000, 656))):
+        assert fit_pixels(picture, shape, crop).shape == shape
+    assert max(copied) < picture.size / 10
+
+
+def test_a_picture_is_not_kept_while_the_next_is_read() -> None:
+    """Neither by what hands pictures on, nor by the thread that decodes them."""
+    pictures: list[weakref.ref[Picture]] = []
+    alive: list[bool] = []
+
+    class Camera:
+        shown, ends = "a camera", True
+
+        def pictures(self, every_s: float) -> Iterator[Picture]:
+            for number in range(3):
+                alive.append(any(picture() for picture in pictures))
+                picture = Picture(np.zeros((4, 4, 3), np.uint8), float(number))
+                pictures.append(weakref.ref(picture))
+                yield picture
+                del picture
+
+    for picture in pictures_of(Camera(), 0.01):
+        assert picture.taken_s >= 0
+        del picture
+    assert alive == [False] * 3
+
+    pixels: list[weakref.ref[NDArray[np.uint8]]] = []
+    is_dropped = threading.Event()
+
+    def decode() -> NDArray[np.uint8]:
+        made = np.zeros((4, 4, 3), np.uint8)
+        pixels.append(weakref.ref(made))
+        return made
+
+    class Stream:
+        def frames(self) -> Iterator[Decode | None]:
+            yield decode
+            is_dropped.wait(60)
+            alive.append(pixels[0]() is not None)
+
+        def close(self) -> None:
+            is_dropped.set()
+
+    frames = key_frames(Stream, 0.01)
+    picture = next(frames)
+    assert picture.content is pixels[0]()
+    del picture
+    is_dropped.set()
+    with pytest.raises(CameraGoneError, match="the stream has ended"):
+        next(frames)
+    assert alive == [False] * 4
 
 
 def test_a_crop_is_of_the_picture_as_it_is_shown() -> None:

@@ -142,6 +142,34 @@ def test_a_server_that_no_authority_knows_is_refused_before_the_password(tmp_pat
     assert not any(read)
 
 
+def test_a_redirect_does_not_lead_out_of_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same host and port: there the picture and the password could be read on the way."""
+    issue(tmp_path, "camera")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "camera.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "camera.pem", tmp_path / "camera.key")
+
+    def answer(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as tls:
+            tls.recv(4096)
+            tls.sendall(f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{port}/\r\n\r\n".encode())
+
+    with scripted(answer) as port, pytest.raises(CameraGoneError, match=r"^it redirects to another address$"):
+        _one(f"https://me:secret@127.0.0.1:{port}/")
+
+
+def test_a_proxy_of_the_environment_hears_of_no_camera(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+    with scripted(lambda connection: heard.append(connection.recv(4096))) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        with _server(lambda handler: _reply(handler, 200, jpeg())) as port:
+            assert _one(f"http://me:secret@127.0.0.1:{port}/").content == jpeg()
+    assert heard == []
+
+
 def _head(connection: socket.socket) -> None:
     connection.recv(4096)
     connection.sendall(b"HTTP/1.1 200 OK\r\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -93,6 +94,40 @@ def test_a_stream_is_waited_for_only_where_nothing_of_it_is_left(monkeypatch: py
     received.pause_s = 0.1
     received.read(5 * rtsp._TAKEN_BYTES + 200)
     assert waits == [0.1, 0.1]
+
+
+def test_only_key_frames_that_are_wanted_are_decoded() -> None:
+    """The others would cost a board's processor as much as the pictures that are looked at."""
+    decoded: list[int] = []
+    came = threading.Condition()
+
+    def decode() -> np.ndarray:
+        decoded.append(1)
+        return np.zeros((4, 4, 3), np.uint8)
+
+    class Fast:
+        """A stream that gives forty key frames for each picture that is taken."""
+
+        def frames(self) -> Iterator[key_frames.Decode | None]:
+            while True:
+                for _ in range(40):
+                    yield decode
+                with came:
+                    came.notify_all()
+                time.sleep(0.01)
+
+        def close(self) -> None:
+            pass
+
+    pictures = key_frames.key_frames(Fast, 0.01)
+    for _ in range(3):
+        next(pictures)
+        for _ in range(3):  # by then all that was wanted is decoded, and a hundred more have come
+            with came:
+                assert came.wait(30.0)
+    assert len(decoded) <= 4  # the first is wanted before anybody asks
+    pictures.close()  # type: ignore[attr-defined]
+    no_reader_is_left()
 
 
 # ── servers that mean harm ──────────────────────────────────────────────────────────────────────────────────────────

@@ -51,6 +51,20 @@ def test_a_cameras_name_holds_neither_password_nor_path(text: str) -> None:
     assert "hunter2" not in repr(vars(camera_of(text)))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("mqtt://me:hunter2@h", "mqtts://me:hunter2@h/a+/b", "mqtt://me:hunter2/x@h/a", "rtsp://me:hunter2@h/a b"),
+        *("https://me:hunter2@h:99999/", "v4l3://me:hunter2@h/", "me:hunter2@h"),
+        *("mqtt:me:hunter2/h", "rtsp:me:hunter2/h", "http:/me:hunter2/h"),
+    ],
+)
+def test_a_password_in_what_names_no_camera_is_not_shown(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        camera_of(text)
+    assert "hunter2" not in f"{refused.value}{refused.value!r}"
+
+
 class _Played:
     """A camera that gives so many pictures at each try, and is then gone."""
 

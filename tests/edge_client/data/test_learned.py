@@ -77,6 +77,19 @@ def test_a_photo_learned_twice_counts_once_and_a_corrected_label_takes_the_place
     assert (learned.look(), len(learned)) == (True, 0)
 
 
+def test_the_first_answer_stays_with_a_photo_and_all_come_in_the_order_in_which_they_were_learned(
+    taught: LearnedFile, tmp_path: Path
+) -> None:
+    assert seen(tmp_path).asked_before() == []
+    for number, answered in ((3, "cat"), (0, "ant"), (1, ""), (4, "bee")):
+        taught.learn(example(MORE[number]), "ant", answered=answered)
+    learned = seen(tmp_path)
+    assert learned.asked_before() == [("ant", "cat"), ("ant", "ant"), ("ant", ""), ("ant", "bee")]
+    for number in (3, 1):  # corrected: what is answered by now follows from a head that has learned them
+        assert taught.learn(example(MORE[number]), "cat", answered="ant") == "corrected"
+    assert learned.asked_before() == [("ant", "ant"), ("ant", "bee"), ("cat", "cat"), ("cat", "")]
+
+
 def test_a_file_is_found_again_by_its_bytes_and_by_its_pixels(taught: LearnedFile, tmp_path: Path) -> None:
     """By its bytes, since another Pillow may make other pixels of a JPEG; by its pixels, since files are saved anew."""
     big = Image.fromarray(np.random.default_rng(3).integers(0, 256, (90, 80, 3), np.uint8))
@@ -431,3 +444,23 @@ def test_one_that_is_unlearned_while_it_is_read_is_told_and_looked_at_again(
     taught.learn(example(MORE[2]), "bee")
     own.look()
     assert own.new == 1
+
+
+def test_a_running_client_is_told_of_each_change_and_of_the_file_s_end(tmp_path: Path, taught: LearnedFile) -> None:
+    write_folder(tmp_path / "photos", X, Y, LABELS)
+    given = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "photos"), "state": "s"}
+    own = OwnSamples(read_settings(ClientSettings, given), manifest(), tmp_path / "state")
+    own.read()
+    assert not own.was_taught()
+    taught.learn(example(MORE[0]), "ant")
+    assert [own.was_taught(), own.was_taught()] == [True, False]
+    again = OwnSamples(read_settings(ClientSettings, given), manifest(), tmp_path / "state")
+    again.read()
+    assert not again.was_taught()  # what was there at the start is no news
+    taught.unlearn(example(MORE[0]))
+    assert [own.was_taught(), again.was_taught(), own.was_taught()] == [True, True, False]
+    for path in (tmp_path / "state").glob(f"{FILE}*"):  # `photos --erase --learned` does, where it cannot be read
+        path.unlink()
+    assert [own.was_taught(), own.was_taught()] == [True, False]
+    taught.learn(example(MORE[0]), "ant")
+    assert [own.was_taught(), own.was_taught()] == [True, False]

@@ -214,7 +214,8 @@ def test_what_cannot_be_asked_together(tmp_path: Path) -> None:
 
 def test_where_noise_protects_what_is_sent_or_the_policy_says_so_figures_stay_at_home() -> None:
     """With a budget or without one: no ε would cover them."""
-    for figure, option in (("accuracy", "--report-accuracy"), ("drift", "--tell-drift")):
+    told = (("accuracy", "--report-accuracy"), ("drift", "--tell-drift"), ("unknown", "--tell-unknown"))
+    for figure, option in told:
         free, noised = (SimpleNamespace(policy=Policy(), is_private=private) for private in (False, True))
         kept, budget = Policy(figures=("new-photos",)), Policy(epsilon=1.0, delta=1e-5)
         others = [SimpleNamespace(policy=each, is_private=each.is_private) for each in (kept, budget)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from protofleet.edge_client.run.round_work import Line, Own, RoundWork
 from protofleet.lab.demo.shipped import BUNDLE
 
 ALL = tuple(range(10))
-WHY = "its mean of class Bag lies where others have class Shirt: contradicted by 7 of 9 devices"
+WHY = "what it calls Bag is like what others call Shirt: contradicted by 7 of 9 devices"
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +68,12 @@ class Here:
     work: RoundWork
     said: list[str]
 
-    def take_part(self, number: int, run: bytes = b"run1") -> None:
+    def take_part(self, number: int, run: bytes = b"run1", *, receipt: bool = True) -> None:
         a = replace(announcement(self.bundle, number), run=run, global_version=0)
         self.follower.announced(a)
         self.work.take_part(Task(a, GlobalState(run, 0, 0)))
-        self.journal.record_receipt(Receipt(run, number, "ffc", "committed"), 100)
+        if receipt:
+            self.journal.record_receipt(Receipt(run, number, "ffc", "committed"), 100)
 
     def come_back(self, state: GlobalState) -> None:
         """The round's global state is here; then the device does what is to be done."""
@@ -118,6 +121,30 @@ def own(bundle: Bundle) -> tuple[LocalData, LocalData]:
 @pytest.fixture(scope="module")
 def fleet(bundle: Bundle) -> GlobalState:
     return of_one(bundle, fashion(bundle, 200, ALL, seed=9), 1, 1, b"run1")
+
+
+def sqlite_bytes() -> int:
+    """What SQLite has of memory in this process."""
+    maps = Path("/proc/self/maps")
+    found = re.search(r"/\S*libsqlite3\S*\.so\S*", maps.read_text() if maps.exists() else "")
+    if found is None:
+        pytest.skip("SQLite is no library of its own here, and nobody tells what it has")
+    used = ctypes.CDLL(found[0]).sqlite3_memory_used
+    used.restype = ctypes.c_int64
+    return int(used())
+
+
+def test_what_the_journal_read_and_wrote_in_rounds_does_not_stay_in_memory(
+    bundle: Bundle, own: tuple[LocalData, LocalData], tmp_path: Path
+) -> None:
+    """SQLite's cache of the journal would fill with what was sent: 38 kB in each round here, up to 1 MiB."""
+    with at_work(tmp_path, bundle, *own) as here:
+        here.take_part(1)
+        before = sqlite_bytes()
+        for receipt, numbers in ((True, range(2, 7)), (False, range(7, 12))):
+            for number in numbers:
+                here.take_part(number, receipt=receipt)
+            assert sqlite_bytes() - before < 60_000, receipt
 
 
 def test_the_word_may_come_before_the_state_or_after_it(

@@ -129,9 +129,8 @@ def test_ffc_on_projected_features_is_ridge_regression_on_projected_features(pro
     payloads = [encode(device.run_round(asked, None).contribution, "f64") for device in devices]
     assert max(map(len, payloads)) < 8 * (PROJECT * (PROJECT + 1) // 2 + CLASSES * PROJECT) + 256
     merged = merge(lambda: [decode(payload).statistic(FeatureGram, CLASSES, PROJECT) for payload in payloads])
-    state = next_global(
-        GlobalState(RUN, 0, 0), method("ffc"), merged, round=1, hyper=method("ffc").resolve({"ridge": RIDGE})
-    )
+    hyper = method("ffc").resolve({"ridge": RIDGE, "form": "ridge"})
+    state = next_global(GlobalState(RUN, 0, 0), method("ffc"), merged, round=1, hyper=hyper)
 
     def prepared(data: LocalData) -> np.ndarray:
         z = _features(projected, None, data)

@@ -9,15 +9,19 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protofleet.contract.errors import InUseError, UsageError
+from protofleet.contract.wire.messages import Announcement, Receipt, Status
+from protofleet.edge_client.data.learned import Example, Learned, LearnedFile
 from protofleet.edge_client.data.samples import pixel_hash
 from protofleet.edge_client.photos.kept_photo import NewPhoto, id_in
 from protofleet.edge_client.photos.photo_ring import FILE, KIND, PhotoRing, PhotosBeside
+from protofleet.edge_client.run.photo_work import LEAST, PhotoWork
 
 MIB = 1 << 20
 
@@ -57,6 +61,30 @@ def test_a_photo_comes_back_as_it_was_kept_and_is_found_by_its_id(tmp_path: Path
     assert same == kept
     assert np.allclose(features[0], given.features, atol=1e-3)
     assert os.stat(tmp_path / FILE).st_mode & 0o777 == 0o600
+    ring.close()
+
+
+def test_the_newest_are_given_with_their_features_and_all_are_counted(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    for number in range(5):
+        ring.keep(photo(number))
+    photos, features = ring.features(2)
+    assert [kept.name for kept in photos] == ["photo-4", "photo-3"]
+    assert np.allclose(features, [photo(number).features for number in (4, 3)], atol=1e-3)
+    assert (len(ring.features()[0]), ring.count()) == (5, 5)
+    ring.close()
+
+
+def test_a_photo_that_is_seen_again_has_the_newest_answer_until_it_is_named(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    for answer in ("", "open"):
+        ring.keep(photo(1, answer=answer))
+    (kept,) = ring.photos()
+    assert (kept.answer, kept.times) == ("open", 2)
+    ring.naming([kept], "shut")
+    ring.keep(photo(1, answer="shut"))
+    (kept,) = ring.photos()
+    assert (kept.answer, kept.times) == ("open", 3)
     ring.close()
 
 
@@ -123,19 +151,71 @@ def test_after_its_time_a_photo_leaves_though_there_is_room(tmp_path: Path) -> N
     ring.close()
 
 
+@pytest.mark.parametrize("side", [64, 8])  # a large one has pages of the file to itself, a small one lies beside others
 @pytest.mark.parametrize("beside", [False, True])
-def test_what_is_removed_is_in_no_byte_of_the_file(tmp_path: Path, beside: bool) -> None:
-    ring, secret = PhotoRing(tmp_path, "net"), photo(7)
+def test_what_is_removed_is_in_no_byte_of_the_file(tmp_path: Path, beside: bool, side: int) -> None:
+    ring, secret = PhotoRing(tmp_path, "net"), photo(7, side)
     ring.keep(secret)
-    ring.keep(photo(8))
+    ring.keep(photo(8, side))
     (found,) = [kept for kept in ring.photos() if kept.name == "photo-7"]
-    trace = ring.image(found)[-300:-236]
+    trace = ring.image(found, "png")[-90:-30]
     held = [file for file in tmp_path.iterdir() if trace in file.read_bytes()]
     assert held
     assert (PhotosBeside(tmp_path) if beside else ring).remove(found.pixels)
     assert not ring.remove(found.pixels)
     assert [file for file in tmp_path.iterdir() if trace in file.read_bytes()] == []
     ring.close()
+
+
+def test_all_that_is_kept_is_erased_beside_a_client_that_goes_on(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    for number in range(20):
+        ring.keep(photo(number))
+    ring.naming(ring.photos()[:3])
+    traces = [ring.image(kept)[-300:-236] for kept in ring.photos()]
+    before, mark = size(tmp_path), ring.commits_of_others
+    assert PhotosBeside(tmp_path).erase_all() == 20
+    assert ring.photos() == PhotosBeside(tmp_path).photos() == []
+    assert ring.commits_of_others != mark
+    held = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert [trace for trace in traces if trace in held] == []
+    assert size(tmp_path) < before / 10
+    assert ring.keep(photo(5))  # which may come again
+    assert ring.namings == 1
+    assert ring.erase() == 1
+    ring.close()
+
+
+def test_a_kill_while_all_is_erased_leaves_all_or_none_and_the_next_call_ends_it(tmp_path: Path) -> None:
+    ring = PhotoRing(tmp_path, "net")
+    for number in range(60):
+        ring.keep(photo(number))
+    trace = ring.image(ring.photos()[7])[-300:-236]
+    ring.close()
+    whole, rng, ends = (tmp_path / FILE).read_bytes(), np.random.default_rng(1), set()
+    for _ in range(12):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        (tmp_path / FILE).write_bytes(whole)
+        code = f"{ERASES}print('now', flush=True)\nphotos.erase_all()"
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            time.sleep(float(rng.uniform(0, 0.02)))
+            process.send_signal(signal.SIGKILL)
+        ends.add(len(PhotosBeside(tmp_path).photos()))
+        PhotosBeside(tmp_path).erase_all()
+        assert [file for file in tmp_path.iterdir() if trace in file.read_bytes()] == []
+    assert ends <= {0, 60}
+
+
+ERASES = """
+import sys
+from pathlib import Path
+from protofleet.edge_client.photos.photo_ring import PhotosBeside
+photos = PhotosBeside(Path(sys.argv[1]))
+"""
 
 
 def test_a_class_that_is_forgotten_takes_its_photos_along(tmp_path: Path) -> None:
@@ -250,6 +330,53 @@ def test_a_proposal_stands_until_its_photos_are_examples_of_it(tmp_path: Path) -
     ring.close()
 
 
+def test_what_is_told_of_kept_photos_is_asked_for_allowed_and_bounded(tmp_path: Path) -> None:
+    ring, learned = PhotoRing(tmp_path, "net"), Learned(tmp_path)
+    asked = Announcement(bytes(4), 1, "open", "ncm", bytes(32), proposals=True)
+    work = PhotoWork(ring, learned, ("open", "shut"), tells_proposed=True, tells_unknown=True)
+    for number in range(LEAST - 1):
+        ring.keep(replace(photo(number), is_unknown=number % 4 == 0))
+    ring.keep(photo(90, answer=""))  # nobody answered about it
+    photos = ring.photos()
+    ring.set_aside(photos[:3], "none", "ajar")
+    ring.set_aside(photos[3:4], "none", "shut")  # the bundle has it by now
+    assert not work.turn(replace(asked, proposals=False))
+    assert (work.proposed, work.unknown_share) == (None, None)
+    assert work.turn(asked)
+    assert (work.proposed, work.unknown_share) == ({"ajar": 3}, None)  # a share of so few shows single photos
+
+    ring.keep(replace(photo(99), is_unknown=True))
+    assert not work.turn(asked)  # not before it is time
+    work.look()
+    assert work.turn(asked)
+    assert work.unknown_share == 0.3  # 6 of 20
+    ring.keep(photo(100))
+    work.look()
+    assert not work.turn(asked)  # 6 of 21 is nothing new
+    assert work.turn(asked, is_private=True)
+    assert (work.proposed, work.unknown_share) == (None, None)
+    work.look()
+    assert not work.turn(asked, is_private=True)
+    assert work.turn(asked)
+    assert work.unknown_share == 0.3  # and whoever asks again is told no other one
+    for row, kept in enumerate(photos):
+        ring.set_aside([kept], "none", f"class {row:02}")
+    ring.set_aside(photos[-2:], "none", "n" * 64)
+    work.look()
+    assert work.turn(asked)
+    assert work.proposed is not None
+    assert list(work.proposed.items())[:2] == [("n" * 64, 2), ("class 00", 1)]
+    assert len(work.proposed) == 16
+    assert Status(True, bytes(8), 1, proposed=work.proposed).proposed == work.proposed
+
+    silent = PhotoWork(ring, learned, ("open", "shut"))
+    assert not silent.turn(asked)
+    assert work.turn(replace(asked, proposals=False))  # an older aggregator has taken over
+    assert (work.proposed, work.unknown_share) == (None, None)
+    ring.close()
+    learned.close()
+
+
 def test_an_answer_after_a_label_is_never_taken_for_one_before_it(tmp_path: Path) -> None:
     """Named, learned, answered anew by a head that knows it, taken back, named again: the first answer counts."""
     ring = PhotoRing(tmp_path, "net")
@@ -265,3 +392,47 @@ def test_an_answer_after_a_label_is_never_taken_for_one_before_it(tmp_path: Path
     assert (first.answer, second.answer) == ("open", "open")
     assert (first.answer_before, second.answer_before) == ("shut", "")
     ring.close()
+
+
+def test_only_what_was_named_before_a_contribution_was_made_may_leave_once_that_is_committed(tmp_path: Path) -> None:
+    ring, learned = PhotoRing(tmp_path, "net"), Learned(tmp_path)
+    work = PhotoWork(ring, learned, ("open", "shut"))
+    for number in (1, 2):
+        ring.keep(photo(number))
+    second, first = ring.photos()
+    ring.naming([first])
+    for status in ("rejected", "committed"):
+        naming = work.before()
+        ring.naming([second])  # while the contribution is made
+        work.made((bytes(4), 1, "ncm"), naming)
+        work.settled(Receipt(bytes(4), 1, "ncm", status))  # type: ignore[arg-type]
+        assert [kept.waits > 0 for kept in ring.photos()] == [True, status == "rejected"]
+        ring.committed(0)
+        ring.no_longer_named([second])
+    ring.close()
+    learned.close()
+
+
+def test_a_class_that_the_fleet_forgets_takes_along_what_was_answered_and_what_was_named_so(tmp_path: Path) -> None:
+    ring, learned, labels = PhotoRing(tmp_path, "net"), Learned(tmp_path), ("open", "shut")
+    for number, answer in enumerate(("open", "shut", "shut")):
+        ring.keep(photo(number, answer=answer))
+    x = photo(2).x
+    LearnedFile(tmp_path, labels).learn(Example(x, pixel_hash(x)), "open")
+    work, asked = PhotoWork(ring, learned, labels), Announcement(bytes(4), 1, "open", "ncm", bytes(32))
+    work.turn(asked)
+    assert ring.count() == 3
+    work.turn(replace(asked, withheld=(0,)))
+    assert [kept.name for kept in ring.photos()] == ["photo-1"]
+    ring.close()
+    learned.close()
+
+
+def test_at_each_look_what_was_kept_for_long_enough_leaves_though_no_photo_comes(tmp_path: Path) -> None:
+    ring, learned = PhotoRing(tmp_path, "net", for_s=3600.0), Learned(tmp_path)
+    for number, age_s in ((1, 1800.0), (2, 7200.0)):
+        ring.keep(photo(number, taken_s=time.time() - age_s))
+    PhotoWork(ring, learned, ("open", "shut")).look()
+    assert [kept.name for kept in ring.photos()] == ["photo-1"]
+    ring.close()
+    learned.close()

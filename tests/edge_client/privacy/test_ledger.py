@@ -43,6 +43,17 @@ def test_what_no_device_wrote_is_one_line(changed: str, step, tmp_path: Path) ->
             read_ledger(path)
 
 
+def test_a_row_that_says_more_keeps_its_time_and_is_one_row(tmp_path: Path) -> None:
+    key, later = ("fleet", b"", 0, ""), Moment("boot", 160.0, 1.8e9 + 60.0)
+    with Ledger(tmp_path / FILE) as ledger:
+        for statistic, now in (("3 photos to 10.0.0.2", NOW), ("5 photos to 10.0.0.2", later)):
+            entry = Entry("shown", *key, statistic, "jpeg", 1, 0, digest_of(b"shown"), Cost())
+            ledger.record_more(entry, now)
+        entries, spent, _ = read_ledger(tmp_path / FILE)
+    assert [(entry.statistic, entry.at) for entry in entries] == [("5 photos to 10.0.0.2", 1.8e9)]
+    assert spent.releases == 0
+
+
 def test_another_file_in_its_place_is_named_by_what_it_should_be(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no ledger at all" * 300)
     with pytest.raises(UsageError, match=f"^ledger {re.escape(str(tmp_path / FILE))}, expected a ledger of versions"):

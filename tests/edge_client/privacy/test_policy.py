@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +100,7 @@ def test_a_whole_policy_is_read_and_one_without_a_key_is_refused(tmp_path: Path)
         ("epsilon = 1.0", "epsilon, expected delta beside it, got none"),
         ("delta = 1e-6", "delta, expected epsilon beside it, got none"),
         ('epsilon = 1.0\ndelta = 1e-6\nfigures = ["accuracy"]', "figures with epsilon, expected none of them"),
+        ("epsilon = 1.0\ndelta = 1e-6\nproposals = true", "proposals, expected no epsilon"),
         ('keep_photos_for = "soon"', "keep_photos_for, expected a duration such as 90s, 10m, 6h or 7d, got soon"),
         ('keep_photos_for = "0s"', "keep_photos_for, expected a duration above 0, got 0s"),
         ("blinded = 1", "values of the right kind, got Expected `bool`"),
@@ -345,11 +348,16 @@ def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> No
         for is_private in (False, True)
     )
     for health in (open_, private):
-        health.step_ms = 5.0
-    assert set(open_.birth().metrics) == {"profile_ms", "peak_rss_bytes", "rss_bytes", "train_step_ms"}
+        health.step_ms, health.unknown_share, health.proposed = 5.0, 0.25, {"owl": 7}
+    measured = {"profile_ms", "peak_rss_bytes", "rss_bytes", "train_step_ms"}
+    assert set(open_.birth().metrics) == {*measured, "unknown_share"}
+    assert open_.birth().proposed == {"owl": 7}
+    assert open_.released == {"unknown_share": 0.25, "proposed_classes": '{"owl": 7}'}
     assert dict(private.birth().metrics) == {"profile_ms": 1.0}
+    assert (private.birth().proposed, private.released) == (None, {})
     held, asked = Policy(epsilon=1.0, delta=1e-6), Policy()
-    assert [(held.allows_figure(figure), asked.allows_figure(figure)) for figure in FIGURES] == [(False, True)] * 4
+    assert not any(map(held.allows_figure, FIGURES))
+    assert all(map(asked.allows_figure, FIGURES))
 
 
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -588,3 +596,25 @@ def test_what_shows_single_photos_is_said_to_the_owner_once(bundle: Bundle, tmp_
             done.take_part(task(bundle, number, method="ffc"))
     (line,) = (line for line in said if "single photos" in line)
     assert line.startswith("what is sent shows single photos: 12 samples: of fewer than")
+
+
+_FIRST_READERS = """
+import sys, threading
+from protofleet.edge_client.privacy.policy import Policy, Recorded, read_record
+sys.setswitchinterval(1e-6)
+text, barrier = Recorded(1, Policy()).text(), threading.Barrier(8)
+def read():
+    barrier.wait()
+    assert read_record(text).change == 1
+readers = [threading.Thread(target=read) for _ in range(8)]
+for reader in readers:
+    reader.start()
+for reader in readers:
+    reader.join()
+"""
+
+
+def test_threads_that_are_the_first_to_read_a_record_at_once_do_not_end_the_process() -> None:
+    """Two devices of one program. Where a decoder was made at the first use, one process of three ended by SIGSEGV."""
+    codes = [subprocess.run([sys.executable, "-c", _FIRST_READERS], timeout=60).returncode for _ in range(8)]
+    assert codes == [0] * 8

@@ -145,6 +145,8 @@ PRIVATE = Policy(epsilon=4.0, delta=1e-6)
         (Policy(page=True), {"page": False}, ()),
         (Policy(), {"answers": True}, ("answers",)),
         (Policy(answers=True), {"answers": False}, ()),
+        (Policy(), {"proposals": True}, ("proposals",)),
+        (Policy(proposals=True), {"proposals": False}, ()),
         (Policy(keep_photos=False), {"keep_photos": True}, ("keep_photos",)),
         (Policy(), {"keep_photos": False}, ()),
         (Policy(keep_photos_for="7d"), {"keep_photos_for": "200h"}, ("keep_photos_for",)),
@@ -177,6 +179,7 @@ def test_every_key_of_a_policy_is_compared() -> None:
         "joint_head",
         "page",
         "answers",
+        "proposals",
     }  # which it gave up
 
 

@@ -1,4 +1,7 @@
-"""`protofleet client` as a real process over real brokers, against a peer that misbehaves when told to."""
+"""`protofleet client` as a real process over real brokers, against a peer that misbehaves when told to.
+
+By default a test has one broker, the embedded one or Mosquitto; those of the embedded one are repeated by slow tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
+from brokers import Proxy, TestBroker, free_port, make_broker
 from edge_peer import FLEET, Peer
 from edge_samples import fashion
 
@@ -51,7 +54,7 @@ def files(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder / "train.npz", folder / "test.npz"
 
 
-@pytest.fixture(params=BROKERS)
+@pytest.fixture(params=["embedded", pytest.param("mosquitto", marks=pytest.mark.slow)])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
     found = make_broker(request.param, tmp_path)
     found.start()
@@ -131,7 +134,7 @@ def test_a_run_from_birth_to_death(
         client = start(broker.url, test=files[1], json=tmp_path / "summary.json")
         birth = peer.status(online=True)
         assert (birth.boot, "onnxruntime" in birth.versions) == (1, True)
-        assert 20e6 < birth.metrics["rss_bytes"] < 56e6  # a device that waits: README, Figures
+        assert 20e6 < birth.metrics["rss_bytes"] < 56e6  # a device that waits: docs/figures.md
         assert birth.metrics["peak_rss_bytes"] < 85e6  # while it starts
         for number in (1, 2):
             peer.announce(number)
@@ -167,7 +170,7 @@ def test_a_run_from_birth_to_death(
     assert summary["contributions"] == {
         "sent": 3, "committed": 3, "duplicate": 0, "late": 0, "rejected": 0, "pending": 0,
     }  # fmt: skip
-    assert 40e6 < summary["peak_rss_bytes"] < 120e6  # README, Figures
+    assert 40e6 < summary["peak_rss_bytes"] < 120e6  # docs/figures.md
     assert "round 2 (fedproto): committed" in said
 
 
@@ -458,7 +461,7 @@ def test_no_broker_is_one_line_after_the_patience(start: Start) -> None:
     said = ended(start(f"mqtt://127.0.0.1:{free_port()}", patience=1), 1)
     assert "error: no broker at mqtt://127.0.0.1:" in said
     assert "within 1 s, expected an MQTT 5 broker, got" in said
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120  # not the default patience of minutes; a busy machine starts slowly
 
 
 def test_no_receipt_after_the_end_is_said_and_kept(

@@ -67,3 +67,22 @@ def test_a_training_round_without_torch(mnist_like_bundle: Callable[..., Path], 
     assert said["losses"][1] < said["losses"][0]
     assert said["classes"] == [[0, 3, 8]] * 3
     assert said["loaded"] == []
+
+
+def test_a_devices_process_collects_no_module_again() -> None:
+    """What it has loaded by its first round is frozen; otherwise each round's collection goes through all of it."""
+    code = (
+        "import gc, msgspec, os\n"
+        "from protofleet.edge_client.run import process\n"
+        "from protofleet.edge_client.settings import ClientSettings\n"
+        "settings = msgspec.json.encode(ClientSettings(bundle='b', broker='mqtt://h', id='a', data='d', state='s'))\n"
+        "read, write = os.pipe()\n"
+        "os.write(write, settings)\n"
+        "os.close(write)\n"
+        "process.run = lambda settings: print(gc.get_freeze_count(), len(gc.get_objects())) or 0\n"
+        "assert process.main(['pi-1', str(read)]) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    frozen, others = map(int, done.stdout.split())
+    assert frozen > 10 * others

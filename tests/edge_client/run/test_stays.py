@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -387,6 +389,26 @@ def test_a_signal_makes_it_look_at_once(
         signal.signal(signal.SIGUSR1, before)
         other.join(10)
     assert counts == [16]
+
+
+def test_what_another_process_teaches_is_noticed_without_a_signal(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_IDLE_S", 3600.0)  # of who cannot be taught
+    folder, state = photos(bundle, tmp_path / "photos"), tmp_path / "state"
+    given = {"bundle": str(path), "broker": broker.url, "id": "pi-2", "data": str(folder), "hold_out": 0.0}
+    service = Service(read_settings(ClientSettings, {**given, "state": str(state)}))
+    thread = threading.Thread(target=lambda: service.run(lambda content, over: None), daemon=True)
+    other = next(photos(bundle, tmp_path / "other", 1, first=12).rglob("*.png"))
+    command = [sys.executable, "-m", "protofleet", "learn", str(other), "Bag"]
+    with Peer(broker.url, bundle) as peer:
+        thread.start()
+        says_new(peer, 12)
+        subprocess.run([*command, "--state", str(state), "--bundle", str(path)], check=True)
+        says_new(peer, 12 + 1)
+    service.stop()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_one_that_comes_while_a_client_starts_is_answered_once_it_can(

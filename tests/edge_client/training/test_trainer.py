@@ -15,9 +15,11 @@ from edge_samples import fashion
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.errors import BundleError, MethodError
 from protofleet.edge_client.data import LocalData
+from protofleet.edge_client.hardware.process_metrics import release_memory
 from protofleet.edge_client.training import onnx_session
+from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.extractor import Extractor
-from protofleet.edge_client.training.onnx_session import open_session
+from protofleet.edge_client.training.onnx_session import Provider, give_back, open_session
 from protofleet.edge_client.training.trainer import Trainer
 from protofleet.export.bundles.build import build_bundle
 
@@ -175,6 +177,50 @@ def test_blocks_are_the_whole_in_order(bundle: Bundle, data: LocalData) -> None:
         assert [rows.start for rows, _ in parts] == list(range(0, len(data), size))
         # Another number of images may be added up in another order: sums of up to 1,152 terms, in float32.
         np.testing.assert_allclose(np.concatenate([z for _, z in parts]), whole, rtol=1e-4, atol=1e-5)
+
+
+def anonymous_kb() -> int:
+    """What this process has that is no file's, once all that is free was given back."""
+    release_memory()
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell what a process has")
+def test_a_session_that_stays_gives_back_what_several_photos_needed(bundle: Bundle, data: LocalData) -> None:
+    more, features = {}, {}
+    for gives_back in (False, True):
+        extractor = Extractor(bundle, bundle.params, gives_back=gives_back)
+        extractor.features(data.x[:1])
+        before = anonymous_kb()
+        features[gives_back] = extractor.features(data.x)
+        more[gives_back] = anonymous_kb() - before
+        np.testing.assert_array_equal(
+            extractor.features(data.x[:1]), Extractor(bundle, bundle.params).features(data.x[:1])
+        )
+    assert more[False] > 2000, more
+    assert more[True] < more[False] / 2, more
+    np.testing.assert_array_equal(features[True], features[False])
+
+
+def test_the_extractor_that_a_camera_keeps_gives_back(bundle: Bundle) -> None:
+    assert CompiledGraphs(bundle, keeps_shared=True).shared_extractor()._gives_back
+    assert not CompiledGraphs(bundle, keep=True).shared_extractor()._gives_back  # the lab's, over many photos all day
+
+
+def test_what_falls_back_gives_nothing_back(bundle: Bundle, data: LocalData) -> None:
+    feed = {"x": data.x[:1]}
+    session, _ = open_session(bundle.features, "features.onnx", weights=_of_backbone(bundle))
+    other, _ = open_session(
+        bundle.features, "features.onnx", weights=_of_backbone(bundle), provider=Provider("cuda", falls_back=True)
+    )
+    assert give_back(session, ["z"], feed)
+    assert not give_back(other, ["z"], feed)
+    assert not give_back(session, ["no such output"], feed)
+
+
+def _of_backbone(bundle: Bundle) -> dict[str, np.ndarray]:
+    return {name: bundle.params[name] for name in bundle.manifest.weights}
 
 
 def test_graphs_that_do_not_fit_are_refused(bundle: Bundle, mnist_like_bundle: Callable[..., Path]) -> None:

@@ -190,6 +190,8 @@ def test_the_command_says_what_it_kept_and_what_it_added(tmp_path: Path) -> None
             "expected names that do not look the same, got 'caf\\xe9' and 'cafe\\u0301'",
         ),
         (["--classes", "+a\nb"], "expected names of characters that can be seen, got 'a\\nb'"),
+        (["--classes", "++a"], "expected names without + before them, got '+a'"),
+        (["--classes", "+a\u2028b"], "expected names of characters that can be seen, got 'a\\u2028b'"),
         (["--classes", "+\udcff"], "expected names of characters that can be seen"),
         (["--classes", "+a", "--out", "old.bundle"], "--out, expected another file than the bundle that is extended"),
         (["--classes", "+a", "--method", "ffc"], "--method with --extend, expected one of them, got both"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -76,3 +79,23 @@ def test_adams_bias_correction_loses_no_digits():
         exact = -np.expm1(steps.double().numpy() * math.log(beta))
         found = _bias_correction(beta, steps).double().numpy()
         assert np.abs(found / exact - 1).max() < 4 * EPSILON
+
+
+def test_tensors_are_compared_on_one_thread():
+    """BLAS would share a sum of squares out to threads that wait for each other: many times the processor time."""
+    code = """
+import time
+import numpy as np
+from protofleet.export.verify.agreement import distances
+exact = np.ones(1 << 22)
+ours = {"w": exact.astype(np.float32)}
+time.sleep(0.5)  # by then no thread looks for work any more
+process, thread = time.process_time(), time.thread_time()
+for _ in range(4):
+    distances(ours, {"w": exact}, ours, ours)
+print(time.process_time() - process, time.thread_time() - thread)
+"""
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env)
+    everywhere, here = map(float, run.stdout.split())
+    assert everywhere < 1.3 * here

@@ -73,7 +73,7 @@ def test_a_product_is_written_as_twos_complement():
     texts = product_files(first, second)
     read = [int(line, 16) for line in texts["expected.hex"].splitlines()]
     assert [v - (1 << 32) if v >> 31 else v for v in read] == (first @ second).ravel().tolist()
-    assert RtlArray(1, 1, "os").parameters(2, 3, 5).count("`define") == 9
+    assert RtlArray(1, 1, "os").parameters(2, 3, 5).count("`define") == 23
 
 
 def test_a_folder_that_cannot_be_is_one_line(tmp_path, capsys):

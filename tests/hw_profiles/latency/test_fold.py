@@ -47,7 +47,7 @@ def test_inference_costs_no_transpose_that_the_runtime_does_not_run(backbone, mn
     forward, _ = bundle_workloads(bundle)
     costed = [layer for layer in fold_weights(forward).layers if layer.op == "Transpose"]
     assert len(costed) == sum(node.op_type == "Transpose" for node in real)
-    assert {layer.name for layer in costed} == transposed_data(real)
+    assert {layer.node for layer in costed} == transposed_data(real)
     assert len([layer for layer in forward.layers if layer.op == "Transpose"]) > len(costed), "nothing to fold"
 
 
@@ -56,8 +56,8 @@ def test_a_training_step_costs_the_transposes_that_the_runtime_keeps(mnist_like_
     bundle = read_bundle(mnist_like_bundle())
     real = optimised(bundle.train_step, tmp_path)
     _, step = bundle_workloads(bundle)
-    costed = {layer.name for layer in step.layers if layer.op == "Transpose" and layer.kind == "move"}
-    views = {layer.name for layer in step.layers if layer.op == "Transpose" and layer.kind == "view"}
+    costed = {layer.node for layer in step.layers if layer.op == "Transpose" and layer.kind == "move"}
+    views = {layer.node for layer in step.layers if layer.op == "Transpose" and layer.kind == "view"}
     run = {node.name for node in real if node.op_type == "Transpose"}
     assert not views & run, "costed as free, and run"
     kept = {name for name in run if "_token" not in name}

@@ -189,7 +189,7 @@ print(max(peaks(sys.argv[1], 1, WHOLE)))
 
 def terms_of(path, samples):
     bundle = read_bundle(path)
-    features, step = bundle_workloads(bundle, batch=bundle.manifest.batch)
+    features, step = bundle_workloads(bundle, batch=bundle.manifest.extraction_batch)
     return memory_terms(bundle.manifest, fold_weights(features), step, samples)
 
 

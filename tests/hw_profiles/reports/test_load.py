@@ -44,7 +44,7 @@ def test_a_busy_machine_is_refused_and_a_result_is_marked(
     assert error.count("\n") == 1
     assert not out.exists()
 
-    assert main([*args, "--under-load", "--html", str(page)]) == 0
+    assert main([*args, "--under-load", "--samples", "70", "--html", str(page)]) == 0
     assert "measured under load, 2 of 2 runs: expected other processes to take at most 0.2" in capsys.readouterr().out
     record = read_measurement(out)
     for run in record["runs"]:
@@ -55,6 +55,14 @@ def test_a_busy_machine_is_refused_and_a_result_is_marked(
     predicted = {line["phase"]: line["predicted_ms"] for line in json.loads(out.read_text())["comparison"]}
     assert record["status_metrics"]["profile_inference_predicted_ms"] == predicted["inference"] > 0
     assert record["status_metrics"]["profile_train_step_predicted_ms"] == predicted["training_step"] > 0
+    memory = json.loads(out.read_text())["devices"][0]["memory"]
+    told = {name: value for name, value in record["status_metrics"].items() if name.startswith("profile_memory_")}
+    assert told == {
+        "profile_memory_predicted_bytes": memory["peak_bytes"],
+        "profile_memory_at_most_bytes": memory["peak_bytes_at_most"],
+        "profile_memory_samples": 70,
+    }
+    assert 20e6 < told["profile_memory_predicted_bytes"] < told["profile_memory_at_most_bytes"]
     assert "UNDER LOAD" in page.read_text()
 
 

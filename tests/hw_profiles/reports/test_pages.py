@@ -41,7 +41,7 @@ def test_all_but_charts_is_escaped(tmp_path: Path) -> None:
 def test_a_cell_is_as_dark_as_its_share(tmp_path: Path) -> None:
     page = _page(tmp_path, "n", shades=[(0.0, 0.0, 1.0)])
     assert page.count("style=") == 1
-    assert '<td class="w" style="background:rgb(240 160 60/0.65)">' in page
+    assert '<td data-head="c" class="w" style="--dark:1.00">' in page
     assert '<span class="tag measured">measured</span>' in page
     assert [shade(value, 10.0) for value in (0.0, 0.001, 10.0, 20.0)] == [0.0, 0.0, 1.0, 1.0]
     assert shade(1.0, 0.0) == 0.0

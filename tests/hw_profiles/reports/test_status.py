@@ -77,7 +77,30 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
     assert found["profile_train_step_ms"] > 0
     assert found.items() <= dict(status.metrics).items()  # type: ignore[union-attr]
     assert "rss_bytes" in status.metrics  # type: ignore[union-attr]
-    assert dict(quiet.metrics) == found  # type: ignore[union-attr]  # of an ε that is printed: memory follows from photos
+    assert found["profile_memory_at_most_bytes"] > found["profile_memory_predicted_bytes"] > 0
+    of_photos = {name for name in found if name.startswith("profile_memory_")}
+    own = {name: value for name, value in found.items() if name not in of_photos}
+    assert dict(quiet.metrics) == own  # type: ignore[union-attr]  # of an ε that is printed: memory follows from photos
+
+
+def test_what_is_compared_with_a_prediction_travels_where_not_all_has_room(tmp_path: Path) -> None:
+    compared = (
+        *("profile_train_step_ms", "profile_train_step_predicted_ms", "profile_train_step_peak_rss_bytes"),
+        *("profile_memory_predicted_bytes", "profile_memory_at_most_bytes", "profile_memory_samples"),
+        *("profile_inference_ms", "profile_inference_predicted_ms"),
+    )
+    of_a_board = [  # which tells its temperature, and whether it was throttled
+        f"profile_{phase}_{what}"
+        for phase in ("inference", "train_step")
+        for what in ("p99_ms", "threads", "temperature_c", "under_load", "throttled")
+    ]
+    figures = {name: float(number) for number, name in enumerate((*of_a_board, *compared))}
+    record = {"kind": "measured", "bundle": {"sha256": "00" * 32}, "status_metrics": figures}
+    (tmp_path / PROFILE_FILE).write_text(json.dumps(record))
+    found = measured_metrics(tmp_path, bytes(32))
+    assert len(found) == 12
+    assert found.items() <= figures.items()
+    assert set(compared) < set(found)
 
 
 def test_a_record_of_another_bundle_is_not_sent(tmp_path: Path) -> None:

@@ -331,3 +331,32 @@ def test_an_input_gradient_of_attention_is_none_of_a_weight() -> None:
     of = {node.output[0]: phase for node, phase in zip(nodes, phases, strict=True)}
     assert of["gh"] == of["ga"] == "input_gradient"
     assert of["gw0"] == of["gw1"] == "weight_gradient"
+
+
+def test_a_gradient_on_its_way_to_the_one_tensor_that_is_left_is_none_of_a_weight() -> None:
+    """Two products of data, a mask and a view lie before the first weight's own; a head comes after them."""
+    nodes = [
+        make_node("MatMul", ["x", "w0"], ["a"]),
+        make_node("Relu", ["a"], ["r"]),
+        make_node("MatMul", ["r", "x"], ["h"]),
+        make_node("MatMul", ["h", "w1"], ["y"]),
+        make_node("ReduceSum", ["y"], ["loss"]),
+        make_node("Expand", ["loss", "shape"], ["gy"]),
+        make_node("MatMul", ["h", "gy"], ["gw1"]),
+        make_node("MatMul", ["gy", "w1"], ["gh"]),
+        make_node("MatMul", ["gh", "x"], ["gr"]),
+        make_node("Reshape", ["gr", "rows"], ["gr2"]),
+        make_node("Where", ["r", "gr2", "zero"], ["ga"]),
+        make_node("Transpose", ["ga"], ["ga_t"]),
+        make_node("Pad", ["x", "pads"], ["x_p"]),
+        make_node("MatMul", ["ga_t", "x_p"], ["gw_t"]),
+        make_node("Transpose", ["gw_t"], ["gw0"]),
+    ]
+    for name in ("w0", "w1"):
+        nodes.append(make_node("Mul", [f"g{name}", "lr"], [f"s{name}"]))
+        nodes.append(make_node("Sub", [name, f"s{name}"], [f"{name}.next"]))
+    data = {name for node in nodes for name in node.output} | {"x"}
+    phases = phase_of_nodes(nodes, ["loss", "w0.next", "w1.next"], data)
+    of = {node.output[0]: phase for node, phase in zip(nodes, phases, strict=True)}
+    assert {of[name] for name in ("gh", "gr", "gr2", "ga")} == {"input_gradient"}
+    assert {of[name] for name in ("ga_t", "x_p", "gw_t", "gw0", "gw1")} == {"weight_gradient"}

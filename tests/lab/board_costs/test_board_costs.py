@@ -10,15 +10,17 @@ import pytest
 from protofleet.contract.errors import DataError, MethodError, UsageError
 from protofleet.contract.methods import METHODS
 from protofleet.hw_profiles.devices.schema import load_devices
+from protofleet.hw_profiles.latency.predict import predict
+from protofleet.hw_profiles.ranges import Range
 from protofleet.hw_profiles.workload.model import Layer, Tensor, Workload
 from protofleet.lab.algorithms import ALGORITHMS, RULES
 from protofleet.lab.algorithms.base import Algorithm, WeightRule
-from protofleet.lab.board_costs.cost import Range, Spent, boards, errors, run_of, spent
+from protofleet.lab.board_costs.cost import Spent, boards, errors, run_of, spent
 from protofleet.lab.board_costs.work import Part, Work, device_work, network
 from protofleet.lab.data.datasets import Outline, outline
 from protofleet.lab.engine.experiment import lab_methods
 from protofleet.lab.paper_tables.config import Settings, read_table
-from protofleet.lab.paper_tables.cost_page import _front, _share, joules_pages, wants_joules
+from protofleet.lab.paper_tables.cost_page import _front, _range, _share, _support, joules_pages, wants_joules
 from protofleet.lab.paper_tables.table_ledger import Sheet
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -69,6 +71,41 @@ def test_parts_rounds_and_closings_add_up() -> None:
     array = load_devices()["fpga-vc707-32x64"]
     assert spent([Part("x", workload, 1)], array).joules is None  # its file gives no power
     assert Spent().plus(Spent(Range(1, 1, 1), None)).joules is None
+
+
+def test_a_cost_is_as_well_founded_as_its_weakest_part() -> None:
+    tensors = {name: Tensor(name, (64, 64), "activation") for name in "ab"}
+    layer = Layer("l", "Exp", "elementwise", "forward", ("a",), ("b",), vector_ops=4096)
+    tiny = Workload("w", 1, (layer,), tensors)
+    boards_by_name = load_devices()
+    board, array = boards_by_name["raspberry-pi-4"], boards_by_name["fpga-vc707-32x64"]
+    net = network("small_cnn", (28, 28, 1), 10).inference
+    features, sums = Part("features", net, 600), Part("statistic", tiny, 1, sums=True)
+    groundless = spent([Part("x", tiny, 1)], board)
+    assert (groundless.support, groundless.bounded) == ("no ground", False)
+    assert groundless.reasons
+    founded = spent([features], board)
+    assert founded.support == predict(net, board).support.status == "extrapolated"
+    assert founded.reasons == predict(net, board).support.reasons
+    beside = spent([features, sums], board)
+    assert (beside.support, beside.reasons) == (founded.support, founded.reasons), "a few sums change nothing"
+    many = spent([features, Part("statistic", tiny, 1e6, sums=True)], board)
+    assert many.support == "no ground"
+    assert many.reasons[-1].endswith(" % of the time in sums over features")
+    assert run_of(Work((features,), (Part("x", tiny, 1),), 4.0), board)[1].support == "no ground"
+    assert spent([features, sums], array).support == "simulated"
+    assert _range(groundless) == "–"
+    assert _support([founded, founded]) == "extrapolated"
+    assert _support([founded, groundless]) == "extrapolated 1, no ground 1"
+
+
+def test_the_page_says_what_each_board_lacks() -> None:
+    page = (RESULTS / "accuracy-bytes-joules.md").read_text()
+    assert page.count("\n| *ground* | ") == 2
+    assert "| range | ground | µJ/byte |" in page
+    for board in boards()[0]:
+        if board.systolic is None:
+            assert f"\n- {board.name}: extrapolated: " in page, board.name
 
 
 def test_the_best_are_those_that_nobody_beats() -> None:

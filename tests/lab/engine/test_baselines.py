@@ -101,7 +101,7 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
     rounding = 1e-6 * np.abs(best).max()  # two solvers of one system, whose smallest penalty is a millionth of the mean
     np.testing.assert_allclose(
-        calibrated_head(summed(model, held), method("ffc").resolve({"ridge": 1e-6})).weight,
+        calibrated_head(summed(model, held), method("ffc").resolve({"ridge": 1e-6, "form": "ridge"})).weight,
         best,
         rtol=1e-6,
         atol=rounding,

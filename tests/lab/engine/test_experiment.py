@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from lab_samples import shipped
 
+from protofleet.contract.bundle.native_kernels import installed_kernels, uses_kernels
 from protofleet.contract.errors import UsageError
+from protofleet.edge_client.trials.step_forms import FormTrial, choose_step_form
 from protofleet.lab.data.partition import Partition
+from protofleet.lab.engine import experiment as experiments
 from protofleet.lab.engine.deployed import Course, RoundRecord
 from protofleet.lab.engine.experiment import Experiment, run_experiment
 from protofleet.lab.engine.run_averaging import Measures
@@ -95,8 +100,37 @@ def test_a_part_of_the_labels_is_enough_to_run() -> None:
         ({"local_test": 1.0}, "--local-test, expected 0 up to 1, without 1, got 1.0"),
         ({"positive_rate": 0.0}, "--positive-rate, expected above 0, up to 1, got 0.0"),
         ({"test_samples": -1}, "--test-samples, expected 0 or more, got -1"),
+        ({"trainer": "jax"}, "--trainer, expected onnx, kernels or torch, got jax"),
     ],
 )
 def test_wrong_options_are_one_line(given: dict[str, object], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         Experiment(**{"method": "local", "data": "x", "partition": Partition(), "course": Course(), **given})
+
+
+@pytest.mark.parametrize(("form_ms", "taken"), [(5.0, True), (20.0, False)])
+def test_the_form_for_the_wheel_trains_where_its_trial_says_so(
+    form_ms: float, taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial alone is made up: it needs the wheel. The bundle is that of the run, and holds no further form."""
+    trial = FormTrial("kernels", portable_ms=10.0, form_ms=form_ms, allowed=0.1)
+    monkeypatch.setattr(experiments, "installed_kernels", lambda: True)
+    monkeypatch.setattr(
+        experiments, "choose_step_form", lambda bundle, path: choose_step_form(bundle, path, try_one=lambda form: trial)
+    )
+    given = Experiment("fedproto", "x", Partition(), Course(), "fedproto_mnist", 16, trainer="kernels")
+    bundle = experiments._bundle(given, "fedproto_mnist", shipped(), tmp_path / "b.bundle")
+    assert uses_kernels(bundle.train_step or b"") == taken
+    assert not bundle.forms
+
+
+def test_without_the_wheel_its_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "installed_kernels", lambda: None)
+    with pytest.raises(UsageError, match="expected protofleet-kernels installed, got none"):
+        Experiment("fedproto", "x", Partition(), Course(), trainer="kernels")
+
+
+@pytest.mark.skipif(installed_kernels() is None, reason="needs protofleet-kernels: pip install ./kernels")
+def test_a_run_with_the_wheel_is_that_without_it_but_for_rounding() -> None:
+    (plain, _), (fast, _) = (_run("fedproto", trainer=trainer, test_samples=60) for trainer in ("onnx", "kernels"))
+    assert [record.loss for record in fast] == pytest.approx([record.loss for record in plain], rel=1e-3)

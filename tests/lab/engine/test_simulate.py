@@ -26,7 +26,7 @@ def bundle(lab_bundle: Callable[..., Path]) -> Bundle:
 
 @pytest.fixture(scope="module")
 def sphere(lab_bundle: Callable[..., Path]) -> Bundle:
-    return read_bundle(lab_bundle("ffc"))
+    return read_bundle(lab_bundle("ffc", form="ridge"))
 
 
 TEST = some(shipped().test, 8)

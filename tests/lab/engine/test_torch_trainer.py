@@ -263,7 +263,7 @@ def test_running_statistics_are_the_same(tmp_path: Path) -> None:
 
 
 def test_a_wrong_trainer_is_one_line() -> None:
-    with pytest.raises(UsageError, match="--trainer, expected onnx or torch, got jax"):
+    with pytest.raises(UsageError, match="--trainer, expected onnx, kernels or torch, got jax"):
         _records("fedproto", "jax")
 
 

@@ -105,7 +105,7 @@ def test_a_page_tells_what_lies_behind_its_accuracies() -> None:
     assert metrics_table(sheet)[-1] == "| near | IID | 0.988 | 2 kB |"
     assert "The target is 60 %." in "\n".join(metrics_table(sheet))
     assert metrics_table(_sheet(base)) == []
-    assert seeds_table(_sheet(_cell("base", 0.5))) == []
+    assert seeds_table(_sheet(_cell("base", 0.5, values=[0.5]))) == []
 
 
 def test_the_last_line_of_a_run_compares_one_task_with_itself() -> None:

@@ -7,6 +7,7 @@ from shutil import copy
 
 import msgspec
 import pytest
+from commands import run
 
 from protofleet.cli import main
 from protofleet.contract.errors import StoreError, UsageError
@@ -69,7 +70,7 @@ def _cell(row: str, accuracy: float, **given: object) -> SheetCell:
         "accuracy": accuracy,
         "published": None,
         "difference": None,
-        "values": [accuracy],
+        "values": [accuracy - 0.001, accuracy + 0.001, accuracy - 0.001, accuracy + 0.001] if accuracy else [0.0] * 4,
         "std_over_seeds": None,
         "std_over_clients": None,
         "seconds": 3600.0,
@@ -160,7 +161,7 @@ def test_verdicts_follow_from_the_rows() -> None:
         ("near", "accuracy"): "within 1 point",
         ("wide", "accuracy"): "within the paper's spread",
         ("far", "accuracy"): "not reproduced",
-        ("gain", "gain over base"): "within 1 point",
+        ("gain", "gain over base"): "inside our interval",
         ("gain", "parameters sent"): "within a tenth",
         ("changed", "accuracy"): "not run",
         ("not there", "accuracy"): "not run",
@@ -176,6 +177,26 @@ def test_verdicts_follow_from_the_rows() -> None:
     before = {name: value for name, value in cells[2].resolved.items() if name != "scaling"}  # a later setting
     (far,) = (c for c in claims_of(TABLE, _sheet(_cell("far", 0.5, resolved=before))) if c.row == "far")
     assert far.verdict == "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("published", "values", "verdict"),
+    [
+        (50.0, [0.5], "one seed"),  # equal, and no verdict
+        (55.0, [0.48, 0.54], "inside our interval"),  # of two seeds: ±38 points
+        (50.9, [0.4999, 0.5, 0.5001], "within 1 point"),
+        (98.2, [0.9899, 0.99, 0.9901], "not reproduced"),  # 0.8 points are nearly half of the error
+        (98.92, [0.9899, 0.99, 0.9901], "within 1 point"),
+        (51.2, [0.4999, 0.5, 0.5001], "not reproduced"),
+    ],
+)
+def test_a_verdict_weighs_seeds_and_the_error(published: float, values: list[float], verdict: str) -> None:
+    row = msgspec.structs.replace(TABLE.rows[0], published={"IID": published}, spread={})
+    table = msgspec.structs.replace(TABLE, rows=(row, *TABLE.rows[1:]))
+    cell = _cell("near", sum(values) / len(values), values=values)
+    (claim,) = (each for each in claims_of(table, _sheet(cell)) if each.row == "near")
+    assert claim.verdict == verdict
+    assert (claim.half is None) == (len(values) == 1)
 
 
 def test_a_preset_lies_over_the_rows_and_the_default_changes_nothing() -> None:
@@ -352,12 +373,13 @@ def test_a_number_that_other_settings_give_too_is_counted_once(tmp_path: Path) -
     after = made(tmp_path)["README.md"].splitlines()
     total = int(before[2].split()[0].removeprefix("**"))
     assert before[2] == f"**{total} published numbers: {total} not run.**"
+    assert total == sum(len(claims_of(read_table(name)[1], None)) for name in TABLES) - 9  # FedHP's second reading
     assert after[2] == f"**{total} published numbers: {total - 1} not run, 1 not reproduced.**"
     assert after[3] == "Some also by other settings of the same tables (`--preset`): 1 within 1 point."
     start = next(n for n, line in enumerate(after) if line.startswith("## [fedhp-mnist-framework]"))
     rows_there = [line for line in after[start:] if line.startswith("| ")]
     assert rows_there[2].startswith(
-        "| FedProto | Dir(0.3) | accuracy | 85.58 ± 1.25 | 85.00 | -0.58 | 1 | within 1 point"
+        "| FedProto | Dir(0.3) | accuracy | 85.58 ± 1.25 | 85.00 ± 0.18 | -0.58 | 4 | within 1 point"
     )
     assert not rows_there[3].startswith("| FedHP | Dir(0.3)"), "what they have not been run for is not said twice"
 
@@ -484,3 +506,9 @@ def test_a_band_lies_around_its_line() -> None:
     svg = curves([Line("a", "fed", [0.5, 0.95], band=[0.1, 0.1])], ["1", "2"], "t")
     assert svg.count("<polygon") == 1
     assert "<polygon" not in curves([Line("a", "fed", [0.5, 0.95])], ["1", "2"], "t")
+
+
+def test_without_a_name_the_tables_are_listed() -> None:
+    done = run("lab", "table")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(TABLES)

@@ -66,6 +66,26 @@ def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
         Settings(gateway=("site",), rule="median")
 
 
+def test_above_stands_how_many_are_behind_a_gateway_and_no_name_of_theirs(tmp_path: Path, whole: Bundle) -> None:
+    above, site = standing_above(tmp_path / "two", whole, "ncm"), standing_site(tmp_path, whole, "ncm")
+    names, found = ("kitchen", "porch", "shed"), []
+    for index, name in enumerate(names):
+        sends(site.core, whole, name, means(index), 1)
+    for generation, gone in ((1, "shed"), (2, "porch"), (3, "kitchen"), (4, "")):
+        payload = encode(site.contribution(above.announcement(), generation))
+        (told,) = above.take([("site", payload)], 0.0)
+        assert told.outcome == "committed"
+        assert not [name for name in names if name.encode() in payload]
+        row = above.parts.store.devices.get("site")
+        assert row is not None
+        found.append(row.members)
+        key = {"run": site.core.parts.run, "round": 9, "method": "ncm", "bundle": whole.sha256}
+        leaves = Contribution.withdrawal(**key, extractor=whole.extractor(site.core.method))
+        site.core.take([(gone, encode(leaves))] if gone else [], 0.0)
+    assert found == [3, 2, 1, 0]
+    assert all(site.core.parts.store.devices.get(name) for name in names)
+
+
 def test_a_gateway_that_names_devices_and_sends_no_numbers(tmp_path: Path, whole: Bundle) -> None:
     """No gateway of ours does; whoever has the name of one ends nobody with it."""
     above, site = standing_above(tmp_path, whole, "ncm"), standing_site(tmp_path, whole, "ncm")

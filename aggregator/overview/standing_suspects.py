@@ -2,12 +2,13 @@
 
 Standing sums are exactly what all devices sent, so no device is left out of them. An operator can forget a device that
 is believed to lie; then the head is as if that device had never been there. Judging reads the standing contribution of
-every device a few times, and writes nothing.
+every device a few times, and writes nothing. A gateway's sum is in no comparison: its devices are compared on its site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from protofleet.aggregator.database import Connection, stream_rows
 from protofleet.aggregator.merging.forgotten_classes import held_by
@@ -17,7 +18,7 @@ from protofleet.contract.methods import method
 from protofleet.contract.sums.statistics import Statistic
 from protofleet.contract.wire.messages import Contribution
 
-__all__ = ["standing_suspects", "sums_stand"]
+__all__ = ["Compared", "mark_of_sums", "standing_suspects", "sums_stand"]
 
 
 def sums_stand(db: Connection) -> bool:
@@ -26,7 +27,7 @@ def sums_stand(db: Connection) -> bool:
 
 
 def standing_suspects(db: Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:
-    """How many devices' sums stand, and which are contradicted, in a store that is read beside its aggregator.
+    """How many devices' sums are compared, and which are contradicted, in a store that is read beside its aggregator.
 
     Args:
         vouched: the names of devices that do not lie.
@@ -55,8 +56,41 @@ def standing_suspects(db: Connection, vouched: Collection[str] = ()) -> tuple[in
 
 
 def _messages(db: Connection) -> Iterator[tuple[str, Contribution]]:
-    """What stands, ordered by device, one at a time."""
+    """What stands of devices, not of gateways, ordered by device, one at a time."""
     for device, payload in stream_rows(
         db, "SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"
     ):
-        yield str(device), held_by(payload)
+        message = held_by(payload)
+        if not message.devices:
+            yield str(device), message
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What comparing the standing sums of a store has found.
+
+    Attributes:
+        at: when they were read, seconds since the epoch.
+        devices: how many were compared. Fewer than three say nothing of each other.
+        suspects: who contradicts the others; the accused first.
+    """
+
+    at: float
+    devices: int
+    suspects: Sequence[Contradicted]
+
+    @property
+    def accused(self) -> dict[str, str]:
+        """Who is contradicted by more devices than may lie, and the reason in words."""
+        return {suspect.device: suspect.words() for suspect in self.suspects if suspect.accused}
+
+
+def mark_of_sums(db: Connection) -> object:
+    """Another value once other sums stand; None where none do."""
+    if not sums_stand(db):
+        return None
+    # the moment tells a device that took the place of another one of the same generation
+    (mark,) = db.execute(
+        "SELECT count(*), sum(generation), max(received_at) FROM standing WHERE payload IS NOT NULL"
+    ).fetchall()
+    return tuple(mark)

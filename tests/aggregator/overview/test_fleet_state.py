@@ -1,0 +1,147 @@
+"""Who needs care and who does not: clocks, disks, certificates; who is gone for a moment; who waits for a roll-out."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from protofleet.aggregator.database import place_of
+from protofleet.aggregator.monitoring.device_table import CLOCK_AHEAD, DeviceTable
+from protofleet.aggregator.overview.fleet_state import FleetState, read_state
+from protofleet.aggregator.page.fleet_content import KeptRows, look_at
+from protofleet.aggregator.rollout.rollout_stages import Plan, Rollout
+from protofleet.aggregator.store.durable_store import DurableStore
+from protofleet.contract.wire.messages import Status
+
+ONE, DAY = b"process1", 86_400.0
+
+
+def born(name: str, metrics: dict[str, float], bundle: str = "") -> Status:
+    return Status(True, ONE, 1, "a board", {"bundle": bundle} if bundle else {}, metrics)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DurableStore:
+    with DurableStore(tmp_path / "s.sqlite", bytes(32), "fleet") as made:
+        yield made
+
+
+def state_of(store: DurableStore) -> FleetState:
+    store.devices.keep(float("inf"), time.time())
+    return read_state(place_of(str(store._place)))
+
+
+def reasons(state: FleetState) -> dict[tuple[str, str], str]:
+    return {(care.device, care.cause): care.reason for care in state.cares}
+
+
+def test_a_wrong_clock_a_full_disk_and_a_certificate_that_ends_need_care(store: DurableStore) -> None:
+    now = time.time()
+    year = {"certificate_since_s": now - 165 * DAY, "certificate_until_s": now + 199.5 * DAY}
+    figures = {
+        "right": {"clock_s": now + 2, "disk_free_bytes": 9e9, **year},
+        "ahead": {"clock_s": now + 3 * DAY},
+        "behind": {"clock_s": now - 3_600},
+        "full": {"disk_free_bytes": 4096.0},
+        "nearly": {"disk_free_bytes": 2e6},
+        "expired": {"certificate_since_s": now - 365 * DAY, "certificate_until_s": now - 60},
+        "soon": {"certificate_since_s": now - 355 * DAY, "certificate_until_s": now + 9.5 * DAY},
+        "short": {"certificate_since_s": now - DAY / 4, "certificate_until_s": now + DAY / 4},
+        "liar": {"certificate_until_s": 1e300, "disk_free_bytes": 1e300, "clock_s": now},
+    }  # fmt: skip
+    for name, said in figures.items():
+        store.devices.status(name, born(name, said), 1, now)
+    found = reasons(state_of(store))
+    assert found == {
+        ("expired", "certificate"): "its certificate expired on "
+        + time.strftime("%Y-%m-%d", time.gmtime(now - 60))
+        + "; the broker lets it in no more",
+        ("soon", "certificate"): "its certificate expires in 9 days, on "
+        + time.strftime("%Y-%m-%d", time.gmtime(now + 9.5 * DAY)),
+        ("full", "disk"): "its disk is full",
+        ("nearly", "disk"): "its disk is nearly full: 2.0 MB are free",
+        ("ahead", "clock"): "its clock is wrong: 3 d ahead",
+        ("behind", "clock"): "its clock is wrong: 60 min behind",
+    }
+    shown = run("fleet", "show", "right", "--store", str(store._place)).stdout
+    assert "clock 2 s ahead, disk: 9.0 GB free, certificate expires in 199 days" in shown
+
+
+def test_a_retained_birth_says_nothing_of_the_clock_and_one_of_today_corrects_it(store: DurableStore) -> None:
+    now, wrong = time.time(), {"clock_s": time.time() - DAY}
+    store.devices.status("a", born("a", wrong), 1, now, is_news=False)
+    assert CLOCK_AHEAD not in state_of(store).devices["a"].figures
+    store.devices.status("a", born("a", wrong), 1, now)
+    assert state_of(store).devices["a"].figures[CLOCK_AHEAD] == pytest.approx(-DAY, abs=1)
+    again = DeviceTable(store._file)  # the aggregator was started again, and the broker retained that birth
+    again.status("a", born("a", wrong), 1, now + 2 * DAY, is_news=False)
+    row = again.get("a")
+    assert row is not None
+    assert row.figures[CLOCK_AHEAD] == pytest.approx(-DAY, abs=1)
+    store.devices.status("a", born("a", {"clock_s": now}), 1, now)
+    assert reasons(state_of(store)) == {}
+
+
+def test_a_device_that_ends_at_a_full_disk_says_it_in_its_death(store: DurableStore) -> None:
+    now = time.time()
+    store.devices.status("a", born("a", {"disk_free_bytes": 9e9}), 1, now)
+    store.devices.status("a", Status(False, ONE, 1, "a board", metrics={"disk_free_bytes": 0.0}), 1, now)
+    state = state_of(store)
+    top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
+    assert (len(state.just_gone), top["leaving"]) == (1, [])  # the line about its disk says more
+    assert reasons(state) == {("a", "disk"): "gone for 0 s: its disk was full when it ended"}
+    store.devices.status("a", born("a", {"disk_free_bytes": 9e9}), 1, now)
+    assert reasons(state_of(store)) == {}
+
+
+def test_who_is_gone_for_long_has_one_line_with_why(store: DurableStore) -> None:
+    now = time.time()
+    expired = {"certificate_since_s": now - 365 * DAY, "certificate_until_s": now - 700}
+    store.devices.status("a", born("a", expired), 1, now - 1_000)
+    store.devices.status("a", Status(False, ONE, 1), 1, now - 700.0)
+    found = reasons(state_of(store))
+    assert list(found) == [("a", "certificate")]
+    assert found["a", "certificate"].startswith("gone for 11.7 min: its certificate expired on ")
+
+
+def test_who_is_gone_for_a_moment_is_named_and_needs_no_care_yet(store: DurableStore) -> None:
+    now = time.time()
+    for name, gone_s in (("here", None), ("away", 40.0), ("long", 700.0)):
+        store.devices.status(name, born(name, {}), 1, now - 1_000)
+        if gone_s is not None:
+            store.devices.status(name, Status(False, ONE, 1), 1, now - gone_s)
+    state = state_of(store)
+    assert list(state.just_gone) == ["away"]
+    assert [care.device for care in state.cares] == ["long"]
+    assert state.sentence.endswith("1 online, 1 gone for less than 10 min.")
+    top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
+    assert top["leaving"] == [["away", round(now - 40.0)]]
+    assert replace(state, runs=False).just_gone == {}
+
+
+def test_an_old_bundle_needs_care_once_a_roll_out_has_come_to_it(store: DurableStore) -> None:
+    now = time.time()
+    names = [f"d{number}" for number in range(8)]
+    for name in names:
+        store.devices.status(name, born(name, {}, "2 aabbccdd" if name == "d0" else "1 00112233"), 1, now)
+    old = state_of(store)
+    assert {care.device for care in old.cares} == set(names[1:])
+
+    def during(fraction: float, age_s: float, **said: str) -> set[str]:
+        rollout = Rollout(Plan(bytes(32), 2, 100, "", 1.0, 0.9), fraction, (), now - age_s)
+        state = replace(old, known=old.known._replace(rollout=rollout, said=said))
+        return {care.device for care in state.cares if care.cause == "old-bundle"}
+
+    plan = Rollout(Plan(bytes(32), 2, 100, "", 1.0, 0.9), 0.5, (), now)
+    inside = {name for name in names[1:] if plan.is_in(name)}
+    assert 0 < len(inside) < 7
+    assert during(0.5, 10.0) == set()
+    assert during(0.5, 3_600.0) == inside
+    one = min(inside)
+    assert during(0.5, 10.0, **{one: "2 refused: no roll-outs wanted here"}) == {one}
+    assert during(1.0, 3_600.0) == set(names[1:])

@@ -1,0 +1,86 @@
+"""The fit of one board: planted costs are found, more work never takes less time, few graphs move whole groups."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.hw_profiles.calibration.amounts import AMOUNTS
+from protofleet.hw_profiles.calibration.fit import datasheet_costs, fit_costs
+from protofleet.hw_profiles.calibration.fit_board import fit_board, half_width, left_out_errors
+from protofleet.hw_profiles.calibration.suite import cases
+
+PRIOR = datasheet_costs(2.0, 16.0, 20.0)
+
+
+def _part(part: str) -> NDArray[np.float64]:
+    return np.array([case.amounts for case in cases() if case.part == part])
+
+
+def _board(seed: int, sd: float = 0.5) -> NDArray[np.float64]:
+    """Costs of a board that departs from its data sheet."""
+    return np.exp(PRIOR + 0.7 + np.random.default_rng(seed).normal(0, sd, len(AMOUNTS)))
+
+
+def test_planted_costs_predict_graphs_that_were_left_out() -> None:
+    for part in ("inference", "training"):
+        amounts = _part(part)
+        noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(amounts)))
+        errors = np.abs(left_out_errors(amounts, amounts @ _board(0) * noise, PRIOR))
+        sheet = np.abs(np.log(amounts @ np.exp(PRIOR) / (amounts @ _board(0))))
+        assert np.median(errors) < 0.08
+        assert np.quantile(errors, 0.9) < 0.25
+        assert np.median(sheet) > 0.4
+
+
+def test_without_a_graph_the_data_sheet_stands_and_five_move_it() -> None:
+    amounts, real = _part("inference"), _board(2, sd=0.1)
+    assert np.array_equal(fit_costs(np.zeros((0, len(AMOUNTS))), np.zeros(0), PRIOR).log_ms, PRIOR)
+    few = list(range(3, len(amounts), len(amounts) // 5))
+    ms = amounts @ real
+
+    def error(costs: NDArray[np.float64]) -> float:
+        return float(np.median(np.abs(np.log(amounts @ np.exp(costs) / ms))))
+
+    assert error(fit_costs(amounts[few], ms[few], PRIOR).log_ms) < error(PRIOR) / 3
+
+
+def test_more_work_never_takes_less_time() -> None:
+    amounts = _part("training")
+    ms = amounts @ _board(3) * np.exp(np.random.default_rng(4).normal(0, 0.3, len(amounts)))
+    costs = np.exp(fit_costs(amounts, ms, PRIOR).log_ms)
+    assert np.all(costs > 0)
+    more = amounts + np.random.default_rng(5).uniform(0, 1, amounts.shape) * amounts
+    assert np.all(more @ costs >= amounts @ costs)
+
+
+def test_a_graph_that_was_disturbed_moves_little() -> None:
+    amounts, real = _part("training"), _board(6)
+    ms = amounts @ real
+    disturbed = ms.copy()
+    disturbed[::20] *= 5
+    rest = [index for index in range(len(ms)) if index % 20]
+    costs = np.exp(fit_costs(amounts, disturbed, PRIOR).log_ms)
+    errors = np.abs(np.log(amounts @ costs / ms))[rest]
+    assert np.median(errors) < 0.1
+
+
+def test_a_board_has_a_fit_for_each_part_and_number_of_threads() -> None:
+    ms = np.array([float(case.amounts @ _board(7)) for case in cases()])
+    fits = fit_board({1: list(ms), 2: list(ms / 1.6)}, PRIOR)
+    assert [(fit.part, fit.threads) for fit in fits] == [
+        ("inference", 1), ("training", 1), ("inference", 2), ("training", 2),
+    ]  # fmt: skip
+    for fit in fits:
+        assert set(fit.costs_ns) == set(AMOUNTS)
+        assert fit.median < fit.p90
+        assert 0 < fit.half_width < 0.3
+
+
+def test_the_interval_holds_8_of_10_whole_graphs_that_were_left_out() -> None:
+    """Small graphs do not narrow it; a board that had no time for whole ones takes what it has."""
+    errors = np.concatenate([np.full(90, 0.01), np.linspace(0.1, 1.0, 10)])
+    whole = np.arange(100) >= 90
+    assert half_width(errors, whole) == 0.9  # the ninth of ten: 8 of 10 of any more
+    assert half_width(errors, whole & (np.arange(100) > 96)) == 0.01
+    assert half_width(errors[whole][:5], np.ones(5, bool)) == 0.5

@@ -1,0 +1,80 @@
+"""`protofleet lab compare`: methods on the same clients and seeds, their spread, and the curves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import run
+
+from protofleet.cli import main
+
+SMALL = ("--samples", "200", "--clients", "2", "--rounds", "2", "--jobs", "1")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict, str]:
+    folder = tmp_path_factory.mktemp("compared")
+    told = ("--seeds", "2", "--first-seed", "3", "--plot", folder / "c.svg", "--json", folder / "c.json")
+    done = run("lab", "compare", "ncm,fedavg", *SMALL, *told)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr, json.loads((folder / "c.json").read_text()), (folder / "c.svg").read_text()
+
+
+def test_each_method_has_its_accuracies_by_seed_and_round(compared: tuple[str, dict, str]) -> None:
+    _, found, _ = compared
+    assert found["seeds"] == [3, 4]
+    ncm, fedavg = found["methods"]
+    assert (ncm["method"], fedavg["method"], fedavg["way"]) == ("ncm", "fedavg", "head")
+    for each in (ncm, fedavg):
+        assert np.array(each["all_classes"]).shape == (2, 2)
+        assert each["rounds"] == [1, 2]
+    assert len(fedavg["closing"]) == 2
+    assert ncm["uplink_bytes"] < fedavg["uplink_bytes"] / 100
+
+
+def test_the_runs_are_those_of_lab_run(compared: tuple[str, dict, str], tmp_path: Path) -> None:
+    told = ("--method", "fedavg", "--seed", "4", "--json", tmp_path / "r.jsonl")
+    assert run("lab", "run", *SMALL, *told).returncode == 0
+    records = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    _, found, _ = compared
+    assert [record["all_classes"]["head"] for record in records] == found["methods"][1]["all_classes"][1]
+
+
+def test_the_table_has_the_spread_and_the_paired_difference(compared: tuple[str, dict, str]) -> None:
+    text, found, _ = compared
+    ncm, fedavg = (np.array(each["all_classes"])[:, -1] for each in found["methods"])
+    (line,) = (line for line in text.splitlines() if line.startswith("fedavg "))
+    assert f"{100 * fedavg.mean():.1f}%" in line
+    assert f"{100 * fedavg.std(ddof=1):.2f}" in line
+    assert f"{100 * (fedavg - ncm).mean():+.1f} ± " in line
+
+
+def test_the_plot_has_a_line_and_a_band_of_each(compared: tuple[str, dict, str]) -> None:
+    _, _, svg = compared
+    assert svg.startswith("<svg")
+    assert all(re.search(rf">{name}<", svg) for name in ("ncm", "fedavg"))
+    assert "standard deviation" in svg
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fedproto,fedavgg",), "fedavg"),
+        ((",",), "methods, expected names with commas between"),
+        (("ncm", "--seeds", "0"), "--seeds, expected 1 or more, got 0"),
+        (("ncm", "--plot", "c.png"), "--plot, expected a file that ends in .svg, got c.png"),
+        (("ncm", "--plot", "/nowhere/c.svg"), "/nowhere/c.svg"),
+        (("ncm", "--partition", "dirichlett"), "dirichlet"),
+    ],
+)
+def test_what_cannot_be_is_a_line_before_anything_runs(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", "compare", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
