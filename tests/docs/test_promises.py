@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from promises import PAGE, Promises, broken, promises
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+from write_promises import PAGE, Promises, broken, promises  # noqa: E402
+
 KEPT = sorted((ROOT / "tests" / "golden").glob("promises_*.json"))
 
 
@@ -27,12 +30,12 @@ def test_what_that_release_promised_still_holds(path: Path, now: Promises) -> No
 
 
 def test_a_version_that_is_released_has_promised_all_that_it_has(now: Promises) -> None:
-    """Until then its file may lack what is new. At the release: `python tests/support/promises.py` and its name."""
+    """Until then its file may lack what is new. At the release: `python docs/write_promises.py` and its name."""
     version, said = re.findall(r"^## (\d+\.\d+)\.\d+(.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     newest = ROOT / "tests" / "golden" / f"promises_{version}.json"
     assert newest in KEPT
     if "unreleased" not in said:
-        assert json.loads(newest.read_text()) == now, f"run: python tests/support/promises.py {newest}"
+        assert json.loads(newest.read_text()) == now, f"run: python docs/write_promises.py {newest}"
 
 
 def changed(now: Promises, room: str, name: str, part: str = "", to: Any = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What docs/stability.md promises, as data: `python tests/support/promises.py FILE` writes it, `broken` compares.
+"""What docs/stability.md promises, as data: `python docs/write_promises.py FILE` writes it, `broken` compares.
 
 A release keeps its file, `tests/golden/promises_0.2.json`, for good. The file of the next minor release is made when
 that one is released, and not before. A name that was deprecated for a release leaves both the code and, by hand, the
@@ -15,8 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import msgspec
 import typer.main
+from write_api import members
 
 import protofleet
 from protofleet.cli import COMMANDS
@@ -27,9 +30,6 @@ from protofleet.contract.settings.options import CommandSettings, fields_of
 from protofleet.contract.settings.sources import prefix_of
 from protofleet.contract.wire.fields import Part, table_of
 from protofleet.contract.wire.messages import Message
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
-from write_api import members
 
 Promises = dict[str, dict[str, Any]]
 REQUIRED = "required"
