@@ -217,7 +217,7 @@ def suspects_command(
     store: StorePlace,
     vouch: Annotated[
         list[str] | None,
-        typer.Option(help="A trusted device: devices that contradict it are treated as lying. Repeatable."),
+        typer.Option(help="A trusted device: who contradicts it is treated as lying. Repeatable."),
     ] = None,
     json: JsonFile = None,
 ) -> int:
