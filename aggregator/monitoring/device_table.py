@@ -267,6 +267,7 @@ class DeviceTable:
             self._note(at, device, "bundle", f"{row.bundle} → {bundle}")
         if row.software and software != row.software:
             news = [f"{name} {text}" for name, text in software.items() if row.software.get(name) != text]
+            news += [f"{name} no more" for name in row.software if name not in software]
             self._note(at, device, "software", ", ".join(news))
         if apart and apart != row.apart:
             self._note(at, device, "apart", apart)

@@ -147,8 +147,8 @@ class FleetState:
         cares = self.cares
         away = len(self.just_gone)
         unsure = sum(row.online and not row.confirmed for row in self.devices.values())
-        present = f"{self.online} online" + (f", {unsure} of them not heard yet" if unsure else "")
-        present += f", {away} gone for less than {in_words(GONE_S)}" if away else ""
+        present = f"{self.online:,} online" + (f", {unsure:,} of them not heard yet" if unsure else "")
+        present += f", {away:,} gone for less than {in_words(GONE_S)}" if away else ""
         if not self.runs:
             present = "nobody knows who is online"
         if self.gateways:
@@ -158,8 +158,8 @@ class FleetState:
         if not cares:
             return f"All is well: {devices}, {present}{rounds}."
         names = len({care.device for care in cares if care.device})
-        causes = ", ".join(f"{count} {cause}" for cause, count in Counter(care.cause for care in cares).items())
-        needs = f"{names} of {devices} need care" if names else "The fleet needs care"
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in Counter(care.cause for care in cares).items())
+        needs = f"{names:,} of {devices} need care" if names else "The fleet needs care"
         return f"{needs} ({causes}); {present}{rounds}."
 
 

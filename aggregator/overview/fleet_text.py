@@ -38,6 +38,7 @@ __all__ = [
     "key_name",
     "order_in_words",
     "read_known",
+    "record_in_words",
     "standing_in_words",
     "when",
 ]
@@ -163,9 +164,15 @@ def beside_record(known: Known, device: str) -> dict[str, Any]:
 
 
 def standing_in_words(record: Record) -> str:
+    """What stands of a device; empty where nothing ever stood, as in a fleet of rounds."""
     if record.present:
         return f"sums {record.generation}"
-    return f"none since sums {record.generation}" if record.generation else "none"
+    return f"none since sums {record.generation}" if record.generation else ""
+
+
+def record_in_words(record: Record) -> str:
+    """What a device has given: what stands of it, where something does, and in how many rounds it was."""
+    return ", ".join(filter(None, (standing_in_words(record), counted(record.rounds, "round"))))
 
 
 def drift_in_short(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:

@@ -225,6 +225,7 @@ function drawTop() {
   for (const [device, since] of top.leaving) {
     lines.push(item(deviceLink(device), `: gone for ${lasts(now() - since)}, and needs care after 10 min (`, bookLink("gone"), ")"));
   }
+  if (top.away > top.leaving.length) lines.push(item(link(`and ${(top.away - top.leaving.length).toLocaleString()} more: gone`, "filter=gone")));
   listed("cares", lines, "");
 }
 

@@ -577,6 +577,13 @@ class Database:
         if _is_strange(error):
             subject, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
             return StoreError(subject, expected=expected, got=error, hint=self._kind.instead)
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            return StoreError(
+                f"{self._kind.name} {self.path}",
+                expected="nobody else who writes it",
+                got=error,
+                hint="ending the other program that has it open; what was confirmed is safe",
+            )
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",

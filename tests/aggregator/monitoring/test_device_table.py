@@ -131,6 +131,12 @@ def test_a_restarted_aggregator_and_a_restarted_broker_hear_nobody_by_what_is_re
     assert not any(row.confirmed for row in table._rows.values())
 
 
+def test_a_package_that_is_no_longer_told_is_named(store: DurableStore) -> None:
+    for versions in ({"protofleet": "0.2.0", "numpy": "2"}, {"protofleet": "0.2.0"}):
+        store.devices.status("a", Status(True, b"instance", 1, "", versions), 1, 1.0)
+    assert [(event.what, event.detail) for event in store.devices._events][1:] == [("software", "numpy no more")]
+
+
 def test_a_death_counts_for_its_own_process_only(store: DurableStore) -> None:
     table = store.devices
     table.status("a", BIRTH, 1, 1.0)

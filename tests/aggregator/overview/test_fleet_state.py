@@ -121,7 +121,69 @@ def test_who_is_gone_for_a_moment_is_named_and_needs_no_care_yet(store: DurableS
     assert state.sentence.endswith("1 online, 1 gone for less than 10 min.")
     top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
     assert top["leaving"] == [["away", round(now - 40.0)]]
+    assert top["away"] == 1
     assert replace(state, runs=False).just_gone == {}
+    with store._file.transaction() as db:
+        db.execute("INSERT INTO refused (device, since, reason) VALUES ('away', ?, 'removed')", (now,))
+    assert state_of(store).just_gone == {}  # who was removed a moment ago is not missed
+
+
+def test_many_that_are_gone_for_a_moment_are_counted_and_the_first_are_named(store: DurableStore) -> None:
+    now = time.time()
+    for number in range(1_234):
+        store.devices.status(f"d{number}", born(f"d{number}", {}), 1, now - 100)
+        store.devices.status(f"d{number}", Status(False, ONE, 1), 1, now - 40)
+    state = state_of(store)
+    assert state.sentence == "All is well: 1,234 devices, 0 online, 1,234 gone for less than 10 min."
+    top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
+    assert (len(top["leaving"]), top["away"]) == (20, 1_234)
+
+
+@pytest.mark.parametrize(("figures", "causes"), [
+    ({"train_step_ms": 14.9, "profile_train_step_ms": 10.0}, []),
+    ({"train_step_ms": 15.1, "profile_train_step_ms": 10.0}, ["slow"]),
+    ({"train_step_ms": 15.1, "profile_train_step_ms": 0.0}, []),
+    ({"peak_rss_bytes": 1.0e8, "profile_memory_at_most_bytes": 1.0e8}, []),
+    ({"peak_rss_bytes": 1.1e8, "profile_memory_at_most_bytes": 1.0e8}, ["memory"]),
+    ({"disk_free_bytes": 33e6}, []),
+    ({"disk_free_bytes": 31e6}, ["disk"]),
+])  # fmt: skip
+def test_a_figure_needs_care_beyond_its_limit_and_not_before(
+    store: DurableStore, figures: dict[str, float], causes: list[str]
+) -> None:
+    store.devices.status("a", born("a", figures), 1, time.time())
+    assert [care.cause for care in state_of(store).cares] == causes
+
+
+@pytest.mark.parametrize(("ahead_s", "causes"), [(299.0, []), (301.0, ["clock"]), (-299.0, []), (-301.0, ["clock"])])
+def test_a_clock_may_differ_by_five_minutes(store: DurableStore, ahead_s: float, causes: list[str]) -> None:
+    now = time.time()
+    store.devices.status("a", born("a", {"clock_s": now + ahead_s}), 1, now)
+    assert [care.cause for care in state_of(store).cares] == causes
+
+
+def test_a_refusal_needs_care_for_a_day_and_being_left_out_for_a_round(store: DurableStore) -> None:
+    now = time.time()
+    for name in ("a", "b"):
+        store.devices.status(name, born(name, {}), 1, now)
+    store.devices.decided("a", 1, now - DAY - 60, refusal="of another bundle")
+    store.devices.decided("b", 1, now - DAY + 60, refusal="of another bundle")
+    found = reasons(state_of(store))
+    assert list(found) == [("b", "refused")]
+
+    def at_round(newest: int) -> set[str]:
+        with store._file.transaction() as db:
+            db.execute("DELETE FROM round")
+            db.execute("DELETE FROM finding")
+            db.execute(
+                "INSERT INTO round (number, method, seed, opened_at, closed) VALUES (?, 'ncm', 1, 1.0, 1)", (newest,)
+            )
+            db.execute("INSERT INTO finding VALUES (3, 'a', 'left out', 'it contradicts 2 of 3')")
+        return {care.cause for care in state_of(store).cares if care.device == "a"}
+
+    assert at_round(3) == {"left-out"}
+    assert at_round(4) == {"left-out"}  # the round that is open now
+    assert at_round(5) == set()
 
 
 def test_an_old_bundle_needs_care_once_a_roll_out_has_come_to_it(store: DurableStore) -> None:

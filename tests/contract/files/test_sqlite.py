@@ -486,3 +486,18 @@ def test_a_kind_that_knows_a_remedy_names_it_however_its_file_is_broken(tmp_path
     with pytest.raises(StoreError) as written, as_written(path, journal_module.KIND):
         raise ValueError("not of ours")
     assert written.value.hint == f"another {journal_module.KIND.option}"
+
+
+@both
+def test_another_program_that_writes_is_named_and_no_disk_is_blamed(subject: Subject, tmp_path: Path) -> None:
+    with subject.open(tmp_path) as opened:
+        opened._file.connection.execute("PRAGMA busy_timeout = 10")
+        with contextlib.closing(sqlite3.connect(tmp_path / subject.file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(
+                StoreError, match="nobody else who writes it, got database is locked, try ending"
+            ):
+                subject.write(opened, 1)
+            other.execute("ROLLBACK")
+        subject.write(opened, 1)
+    assert subject.count(tmp_path) == 1
