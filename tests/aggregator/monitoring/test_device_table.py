@@ -131,6 +131,17 @@ def test_a_restarted_aggregator_and_a_restarted_broker_hear_nobody_by_what_is_re
     assert not any(row.confirmed for row in table._rows.values())
 
 
+def test_after_a_restart_the_store_says_of_nobody_that_it_was_heard(store: DurableStore) -> None:
+    """Who was switched off meanwhile would be shown as online, until the broker has had its time."""
+    store.devices.status("a", Status(True, b"instance", 1), 1, 1.0)
+    store.devices.keep(1.0, 1.0)
+    assert known_devices(store._db)["a"].confirmed
+    DeviceTable(store._file).keep(2.0, 2.0)
+    row = known_devices(store._db)["a"]
+    assert row.online
+    assert not row.confirmed
+
+
 def test_a_package_that_is_no_longer_told_is_named(store: DurableStore) -> None:
     for versions in ({"protofleet": "0.2.0", "numpy": "2"}, {"protofleet": "0.2.0"}):
         store.devices.status("a", Status(True, b"instance", 1, "", versions), 1, 1.0)
