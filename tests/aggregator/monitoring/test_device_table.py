@@ -344,6 +344,16 @@ def test_a_process_beside_the_leader_sends_what_it_took_as_letters(store: Durabl
     assert letters == device_table._LETTERS
 
 
+def test_a_letter_that_is_none_is_thrown_away_and_the_next_is_read(store: DurableStore) -> None:
+    with store._file.transaction() as db:
+        for letter in ("[1]", "3", '{"a": [10, 0, 0, "", null, true]}'):
+            db.execute("INSERT INTO device_letter (letter) VALUES (?)", (letter,))
+    store.devices.keep(1.0, 1.0, shared=True)
+    assert known_devices(store._db)["a"].up_bytes == 10
+    (left,) = store._db.execute("SELECT count(*) FROM device_letter").fetchone()
+    assert left == 0
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 def test_the_log_stays_within_its_budget_and_keeps_the_newest(

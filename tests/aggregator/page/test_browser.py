@@ -80,6 +80,25 @@ def test_an_operator_finds_a_device_reads_the_runbook_and_forgets_it(served: Ser
     assert [(each["what"], each["device"]) for each in log] == [("forget", "d3")]
 
 
+def test_the_table_is_sorted_a_clock_set_back_is_said_and_a_roll_out_widens_to_its_next_stage(served: Served) -> None:
+    with chromium() as browser:
+        page = browser.open(f"http://127.0.0.1:{served.port}/#sort=heard", width=1400)
+        first = "document.querySelector('#rows th').textContent"
+        page.until(f"{first} === 'd3'")  # who was heard last
+        page.run("location.hash = '#sort=-heard'")
+        page.until(f"{first} !== 'd3'")
+        assert page.run("shown[shown.length - 1].name") == "d3"
+        assert page.run("[lasts(-3600), lasts(-5), lasts(30)]") == ["an unknown time", "0 s", "30 s"]
+        page.run("""(() => { window.sent = [];
+            window.post = async (path, body) => { sent.push(body); return { said: "" }; }; })()""")
+        for stages, share in (([0.25, 1], 0.25), ([], 1)):
+            page.run(f"parts.rollout = {{stages: {stages}}}; give('rollout-stage', '', '')")
+            assert page.run("sent.pop()") == {"what": "rollout-stage", "device": "", "typed": "", "share": share}
+        page.run("parts.top = {...parts.top, leaving: [['d5', now() - 40]], away: 1235}; drawTop()")
+        lines = page.run("[...document.querySelectorAll('#cares li')].slice(-2).map((line) => line.textContent)")
+        assert lines == ["d5: gone for 40 s, and needs care after 10 min (gone)", "and 1,234 more: gone"]
+
+
 def test_a_page_that_is_open_recovers_when_what_serves_it_was_killed(tmp_path: Path) -> None:
     """The new process knows no browser of before, so the page loads itself again, where one was."""
     store, words = stocked(tmp_path / "store"), ("--page", free_port())
