@@ -69,7 +69,9 @@ def test_an_operator_finds_a_device_reads_the_runbook_and_forgets_it(served: Ser
         page.tap("button[data-order=forget]")
         page.until("document.getElementById('ask').open")
         assert page.run("document.getElementById('ask-yes').disabled")
-        typed(page, "#typed", "d3")
+        typed(page, "#typed", "d")
+        assert page.run("document.getElementById('ask-yes').disabled")  # not before the whole name is there
+        typed(page, "#typed", "3")
         assert not page.run("document.getElementById('ask-yes').disabled")
         page.tap("#ask-yes")
         page.until("document.getElementById('said').textContent === 'forget d3: recorded'")
