@@ -177,7 +177,7 @@ class Settings(SumSettings):
     ] = 0
     deadline: Annotated[
         float,
-        Option("Seconds a round waits for devices that say nothing; 0 for as long as it takes.", low=0, high=1e9),
+        Option("Seconds a round waits for silent devices; 0 for as long as it takes.", low=0, high=1e9),
     ] = DEADLINE_S
     fraction: Annotated[float, Option("Share of the devices sampled in each round.", check=_share)] = 1.0
     seed: Annotated[int, Option("Seed of the sampling.", low=0, high=_TO_COUNT)] = 0
@@ -193,15 +193,14 @@ class Settings(SumSettings):
     suspects: Annotated[
         Suspects,
         Option(
-            "Devices whose class means contradict those of too many others: " + ", ".join(SUSPECTS) + ".",
+            "Devices that contradict too many others: " + ", ".join(SUSPECTS) + ".",
             check=chosen(*SUSPECTS),
         ),
     ] = "leave-out"
     vouch: Annotated[
         tuple[str, ...],
         Option(
-            "A trusted device: devices that contradict it are treated as lying. With photos of all classes, best: "
-            "one or two find liars that go unseen without them. Repeatable.",
+            "A trusted device, best with photos of all classes: who contradicts it is treated as lying. Repeatable.",
             check=checked_fleet,
         ),
     ] = ()
@@ -214,8 +213,8 @@ class Settings(SumSettings):
     form: Annotated[
         str | None,
         Option(
-            "Of FFC's head: ridge (eq. 12); even, which prefers no class for its many samples; auto, which is even "
-            "where one class has twice the samples of another; or discriminant.",
+            "Of FFC's head: ridge (eq. 12); even, for classes of unequal samples; auto, the one that fits; or "
+            "discriminant.",
             check=_of_head,
             absent="auto",
         ),
@@ -338,7 +337,7 @@ class ServedSettings(BrokerSettings, SpokenSettings):
     store: Annotated[
         Any,
         Option(
-            "Where the run is held: a SQLite file, or postgresql://user@host/db; made, or resumed.",
+            "The run: a SQLite file, or postgresql://user@host/db; made, or resumed.",
             check=_store,
             metavar=PLACE,
             url=True,
@@ -380,7 +379,7 @@ class AggregateSettings(ServedSettings, Settings, command="aggregate"):
     page: Annotated[
         str | None,
         Option(
-            "Show the fleet in a browser. For this machine alone, or for a network: 0.0.0.0:8080.",
+            "Show the fleet in a browser; 0.0.0.0:8080 for a network.",
             check=checked_page,
             metavar="[ADDRESS:]PORT",
             absent="none",
@@ -391,22 +390,16 @@ class AggregateSettings(ServedSettings, Settings, command="aggregate"):
     allow_control: Annotated[
         str | None,
         Option(
-            "The page takes orders from who has a token of this file, a line NAME:TOKEN for each; made if it is not "
-            "there.",
+            "Take orders on the page from who has a token of this file (NAME:TOKEN lines); made if absent.",
             metavar="FILE",
             absent="it takes none",
         ),
     ] = None
     worker: Annotated[
         bool,
-        Option(
-            "One of any number of such processes, on any machines, with one --store postgresql://… and broker; one of "
-            "them leads at a time."
-        ),
+        Option("One of any number of processes with one --store postgresql://… and broker; one leads at a time."),
     ] = False
-    new_run: Annotated[
-        bool, Option("Go on from this store as a new run: for a store from a backup.", only_typed=True)
-    ] = False
+    new_run: Annotated[bool, Option("Go on as a new run: for a store from a backup.", only_typed=True)] = False
 
     def check(self) -> None:
         super().check()

@@ -38,7 +38,8 @@ def _of(name: str) -> str:
     said = (inspect.getdoc(found) or "").split("\n\n")[0].replace("\n", " ")
     lines = [f"{name}{_signature(found)}"]
     if inspect.isclass(found):
-        lines += [f"{name}.{member}" for member in _members(found)]
+        for member, value in members(found):
+            lines.append(f"{name}.{member}{_signature(value) if inspect.isfunction(value) else ''}")
     return f"{said}\n\n{_block(lines)}"
 
 
@@ -46,16 +47,14 @@ def _block(lines: Sequence[str]) -> str:
     return "```python\n" + "".join(f"{line}\n" for line in lines) + "```\n"
 
 
-def _members(cls: type) -> Iterator[str]:
-    """Public methods with their signatures, and properties: our own, not what Python gives a class."""
+def members(cls: type) -> Iterator[tuple[str, object]]:
+    """Public methods and properties by name, sorted: our own, not what Python gives a class."""
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
     ours = [base for base in cls.__mro__ if base.__module__.startswith("protofleet")]
     for name in sorted({name for base in ours for name in vars(base)} - fields):
         value = inspect.getattr_static(cls, name)
-        if isinstance(value, staticmethod | classmethod):
-            value = value.__func__
         if not name.startswith("_"):
-            yield f"{name}{_signature(value)}" if inspect.isfunction(value) else name
+            yield name, value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
 def _signature(found: Callable[..., object]) -> str:

@@ -113,8 +113,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     page: Annotated[
         str | None,
         Option(
-            "Show the camera's photos in a browser, to be named; the policy has to allow it. For this machine alone, "
-            "or for a network: 0.0.0.0:8080.",
+            "Show the camera's photos in a browser, to be named, if the policy allows it; 0.0.0.0:8080 for a network.",
             check=checked_page,
             metavar="[ADDRESS:]PORT",
         ),
@@ -124,7 +123,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     home_assistant: Annotated[
         str | None,
         Option(
-            "Show the camera's answers in Home Assistant, and be taught there; the policy has to allow it. Its broker, "
+            "Show answers in Home Assistant, and be taught there, if the policy allows it. Its broker, "
             "mqtt[s]://[user:password@]host[:port], or `fleet` for the fleet's.",
             check=_house,
             metavar="BROKER",
@@ -137,7 +136,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     ] = None
     home_assistant_photo: Annotated[bool, Option("Publish the last photo there, too: it leaves this device.")] = False
     equal_answers: Annotated[
-        int, Option("Photos after each other that have to agree before another answer is shown there.", low=1, high=100)
+        int, Option("Photos in a row that must agree before the answer there changes.", low=1, high=100)
     ] = 1
     remove_home_assistant: Annotated[
         bool, Option("Take this device out of --home-assistant, and end; no --data.", only_typed=True)
@@ -146,7 +145,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     memory_limit: Annotated[
         str | None,
         Option(
-            "Memory that this process may take, e.g. 400MB: train in parts where that fits, or refuse the bundle.",
+            "Memory for this process, e.g. 400MB: train in parts where that fits, or refuse the bundle.",
             check=_size,
             metavar="SIZE",
         ),
@@ -154,7 +153,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     micro_batch: Annotated[
         int | None,
         Option(
-            "Train each batch in parts of N, which the bundle was exported with.",
+            "Train each batch in parts of N, as the bundle was exported.",
             low=1,
             high=4095,
             metavar="N",
@@ -162,7 +161,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         ),
     ] = None
     provider: Annotated[str, Option(PROVIDER_HELP, check=_provider)] = "auto"
-    portable_step: Annotated[bool, Option("Try no other form of the training step that the bundle may hold.")] = False
+    portable_step: Annotated[bool, Option("Try no other form of the training step.")] = False
     until_finished: Annotated[bool, Option("End with the run, instead of waiting for the next one.")] = False
     patience: Annotated[
         float | None,
@@ -173,17 +172,14 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     keepalive: Annotated[
         int,
         Option(
-            "Seconds after which an idle connection says that it is there; the broker misses this device after half "
-            "as much again.",
+            "Seconds between signs of life; the broker misses this device after half as many more.",
             low=10,
             high=3600,
         ),
     ] = 60
     trust: Annotated[
         tuple[str, ...] | None,
-        Option(
-            "Ed25519 public key file, again for each further key; refuse bundles and messages that none of them signed."
-        ),
+        Option("Ed25519 public key file, repeatable: refuse bundles and messages that none of them signed."),
     ] = None
     identity: Annotated[
         str | None,
@@ -199,7 +195,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     ] = None
     helper_key: Annotated[
         str | None,
-        Option("Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
+        Option("Public key file of a helper; take part only in rounds whose sums it opens."),
     ] = None
     rollout: Annotated[
         bool,
@@ -212,7 +208,7 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
     accept_looser_policy: Annotated[
         bool,
         Option(
-            "Start although the policy lets more be released than at the last start, and remember its terms.",
+            "Start although the policy is looser than at the last start, and remember its terms.",
             only_typed=True,
         ),
     ] = False

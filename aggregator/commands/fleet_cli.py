@@ -38,6 +38,7 @@ from protofleet.aggregator.overview.fleet_text import (
     key_name,
     order_in_words,
     read_known,
+    record_in_words,
     standing_in_words,
     when,
 )
@@ -135,7 +136,7 @@ def list_command(store: StorePlace, json: JsonFile = None) -> int:
         "key": [key_name(known.keys, device) or "" for device in records],
         "refused": [r.refused for r in records.values()],
     }
-    rare = ("state", "heard", "rollout", "found", "policy", "key")
+    rare = ("state", "heard", "standing", "rollout", "found", "policy", "key")
     columns = {name: cells for name, cells in columns.items() if name not in rare or any(cells)}
     text_columns = [index for index, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=text_columns)
@@ -186,7 +187,7 @@ def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -
             "aggregator_runs": state.runs,
         },
     )
-    lines = [f"{device}: {standing_in_words(record)}, {counted(record.rounds, 'round')}"]
+    lines = [f"{device}: {record_in_words(record)}"]
     lines += state_in_lines(state, device)
     lines += [accuracy_in_words(accuracy)] if accuracy else []
     lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
@@ -217,7 +218,7 @@ def suspects_command(
     store: StorePlace,
     vouch: Annotated[
         list[str] | None,
-        typer.Option(help="A trusted device: devices that contradict it are treated as lying. Repeatable."),
+        typer.Option(help="A trusted device: who contradicts it is treated as lying. Repeatable."),
     ] = None,
     json: JsonFile = None,
 ) -> int:

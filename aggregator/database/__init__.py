@@ -9,7 +9,7 @@ a module for each engine, over `sqlite.py` and `postgres.py`. The functions here
     beside          one transaction, beside another process
     bring_up        brings an older store to the present version, unless an aggregator runs on it
     is_taken        whether an aggregator runs on it
-    watch           whether there may be a newer global state
+    watch           whether anything may have been written
 
 PostgreSQL's side has `postgres_place.py` for its URL, `postgres_connection.py`, `postgres_errors.py` for what a server
 says when it refuses, and `postgres_members.py` for several processes. `copy_rows.py` copies a store from one engine
@@ -109,7 +109,7 @@ def is_taken(place: AnyPlace, kind: Kind) -> bool:
 
 
 def watch(place: AnyPlace) -> Watch:
-    """A check whether the global state of a store may be newer than at the last look, whichever process writes it."""
+    """A check whether anything may have been written to a store since the last look, by whichever process."""
     resolved = place_of(place)
     return engine_of(resolved).watch(resolved)
 

@@ -336,15 +336,17 @@ def is_taken(place: PostgresPlace, kind: Kind) -> bool:
 
 
 class Watch:
-    """Whether a newer global state was committed since the last look; it asks the server at most once a second.
+    """Whether anything was committed since the last look; it asks the server at most once a second.
 
-    A server that does not answer has nothing new. An error in reading counts as new: the next read will say why.
+    It compares which transactions of the server's had ended: one in another database changes that, too, and then there
+    is nothing new to read. A server that does not answer has nothing new. An error in reading counts as new: the next
+    read will say why.
     """
 
     def __init__(self, place: PostgresPlace) -> None:
         self._place = place
         self._db: PostgresConnection | None = None
-        self._due_s, self._version = 0.0, -1
+        self._due_s, self._ended = 0.0, ""
 
     def changed(self) -> bool:
         """Look; the first look finds it changed."""
@@ -356,14 +358,14 @@ class Watch:
             if self._db is None:
                 self._db = connect(self._place, _WATCHED)
             with guarded(str(self._place), _WATCHED, self._db):
-                (version,) = self._db.execute("SELECT coalesce(max(version), 0) FROM global").fetchone()
+                (ended,) = self._db.execute("SELECT pg_current_snapshot()::text").fetchone()
         except StoreLostError:
             self.close()
             return False
         except StoreError:
             return True
-        before, self._version = self._version, int(version)
-        return before != self._version
+        before, self._ended = self._ended, str(ended)
+        return before != self._ended
 
     def close(self) -> None:
         """Close the connection."""

@@ -163,8 +163,6 @@ class DeviceTable:
         if leads:
             with self._disk():
                 self._rows = known_devices(self._db)
-        for row in self._rows.values():
-            row.confirmed = False
         self._instances: dict[str, bytes] = {}
         self._changed, self._counted = set[str](), set[str]()
         self._spoke = set[str]()  # who has sent sums since the last letter
@@ -178,6 +176,7 @@ class DeviceTable:
         self._keep_at = self._count_at = float("-inf")
         self.up_bytes = self.down_bytes = 0
         self.counts: Mapping[str, int] = {"known": len(self._rows), "gone": 0, "unconfirmed": 0}
+        self.disconnected()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -267,6 +266,7 @@ class DeviceTable:
             self._note(at, device, "bundle", f"{row.bundle} → {bundle}")
         if row.software and software != row.software:
             news = [f"{name} {text}" for name, text in software.items() if row.software.get(name) != text]
+            news += [f"{name} no more" for name in row.software if name not in software]
             self._note(at, device, "software", ", ".join(news))
         if apart and apart != row.apart:
             self._note(at, device, "apart", apart)

@@ -22,7 +22,7 @@ from protofleet.aggregator.overview.conditions import (
     conditions_in_lines,
     disk_care,
 )
-from protofleet.aggregator.overview.fleet_text import Known, drift_in_short, read_known
+from protofleet.aggregator.overview.fleet_text import Known, bundle_version, drift_in_short, read_known
 from protofleet.aggregator.store.finding_tables import found_in_words
 from protofleet.aggregator.store.schema import KIND
 from protofleet.contract.console.durations import in_words
@@ -47,6 +47,7 @@ __all__ = [
 
 GONE_S = 600.0  # a device that is away for less may be starting
 REFUSED_S = 86_400.0
+_AHEAD_S = 60.0  # by so much a moment may be ahead of now: another machine's clock may have stamped it
 _PROPOSERS = 5  # devices that are named
 SLOWER = 1.5  # times as long as `profile --measure` has found
 RUNBOOK = "docs/runbook.md"
@@ -94,13 +95,14 @@ class FleetState:
 
     @cached_property
     def cares(self) -> list[Care]:
-        """What needs care, what is of the whole fleet first."""
+        """What needs care, what is of the whole fleet first; a device of which nothing is taken needs none."""
         found = [] if self.runs else [Care("", "no-aggregator", "no aggregator runs on this store")]
+        taken = [(device, row) for device, row in self.devices.items() if device not in self.known.out]
         for cause, reason_of in _REASONS.items():
-            reasons = ((device, reason_of(self, device, row)) for device, row in self.devices.items())
+            reasons = ((device, reason_of(self, device, row)) for device, row in taken)
             found += [Care(device, cause, reason) for device, reason in reasons if reason]
         for intruder in self.known.intruders:
-            if intruder.cause not in OF_THE_DEVICE and abs(self.at - intruder.last_at) < REFUSED_S:
+            if intruder.cause not in OF_THE_DEVICE and is_within(self.at, intruder.last_at, REFUSED_S):
                 found.append(Care(intruder.device, "intruder", f"intruder: {intruder.reason}"))
         return found
 
@@ -133,7 +135,7 @@ class FleetState:
         return {
             device: row
             for device, row in self.devices.items()
-            if not row.online and device not in self.known.out and self.at - row.since < GONE_S
+            if not row.online and device not in self.known.out and is_within(self.at, row.since, GONE_S)
         }
 
     @property
@@ -145,8 +147,8 @@ class FleetState:
         cares = self.cares
         away = len(self.just_gone)
         unsure = sum(row.online and not row.confirmed for row in self.devices.values())
-        present = f"{self.online} online" + (f", {unsure} of them not heard yet" if unsure else "")
-        present += f", {away} gone for less than {in_words(GONE_S)}" if away else ""
+        present = f"{self.online:,} online" + (f", {unsure:,} of them not heard yet" if unsure else "")
+        present += f", {away:,} gone for less than {in_words(GONE_S)}" if away else ""
         if not self.runs:
             present = "nobody knows who is online"
         if self.gateways:
@@ -156,8 +158,8 @@ class FleetState:
         if not cares:
             return f"All is well: {devices}, {present}{rounds}."
         names = len({care.device for care in cares if care.device})
-        causes = ", ".join(f"{count} {cause}" for cause, count in Counter(care.cause for care in cares).items())
-        needs = f"{names} of {devices} need care" if names else "The fleet needs care"
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in Counter(care.cause for care in cares).items())
+        needs = f"{names:,} of {devices} need care" if names else "The fleet needs care"
         return f"{needs} ({causes}); {present}{rounds}."
 
 
@@ -182,7 +184,7 @@ def state_of(
 
 
 def _gone(state: FleetState, device: str, row: Device) -> str:
-    if not state.runs or row.online or state.at - row.since < GONE_S or device in state.known.out:
+    if not state.runs or row.online or is_within(state.at, row.since, GONE_S):
         return ""
     if any(reason_of(state, device, row) for reason_of in (_certificate, _disk)):
         return ""  # which say for how long
@@ -190,13 +192,11 @@ def _gone(state: FleetState, device: str, row: Device) -> str:
 
 
 def _certificate(state: FleetState, device: str, row: Device) -> str:
-    care = "" if device in state.known.out else certificate_care(row.figures, state.at)
-    return _of_gone(state, row, care)
+    return _of_gone(state, row, certificate_care(row.figures, state.at))
 
 
 def _disk(state: FleetState, device: str, row: Device) -> str:
-    care = "" if device in state.known.out else disk_care(row.figures, online=row.online)
-    return _of_gone(state, row, care)
+    return _of_gone(state, row, disk_care(row.figures, online=row.online))
 
 
 def _of_gone(state: FleetState, row: Device, why: str) -> str:
@@ -205,7 +205,7 @@ def _of_gone(state: FleetState, row: Device, why: str) -> str:
 
 
 def _clock_is_wrong(state: FleetState, device: str, row: Device) -> str:
-    return "" if device in state.known.out else clock_care(row.figures)
+    return clock_care(row.figures)
 
 
 def _apart(state: FleetState, device: str, row: Device) -> str:
@@ -213,7 +213,7 @@ def _apart(state: FleetState, device: str, row: Device) -> str:
 
 
 def _refused(state: FleetState, device: str, row: Device) -> str:
-    if row.refused_at is None or state.at - row.refused_at >= REFUSED_S or device in state.known.out:
+    if row.refused_at is None or not is_within(state.at, row.refused_at, REFUSED_S):
         return ""
     return f"{counted(row.refused, 'message')} refused, last {ago(state.at, row.refused_at)} ago: {row.refusal}"
 
@@ -231,7 +231,7 @@ def _left_out(state: FleetState, device: str, row: Device) -> str:
 
 
 def _contradicts(state: FleetState, device: str, row: Device) -> str:
-    return "" if device in state.known.out else state.contradicted.get(device, "")
+    return state.contradicted.get(device, "")
 
 
 def _rollout(state: FleetState, device: str, row: Device) -> str:
@@ -240,7 +240,7 @@ def _rollout(state: FleetState, device: str, row: Device) -> str:
 
 
 def _old_bundle(state: FleetState, device: str, row: Device) -> str:
-    number, newest = _version(row.bundle), state.known.newest_bundle
+    number, newest = bundle_version(row.bundle), state.known.newest_bundle
     if number is None or number >= newest or _goes_over(state, device, newest):
         return ""
     return f"runs bundle {row.bundle}, others {newest}"
@@ -251,7 +251,7 @@ def _goes_over(state: FleetState, device: str, newest: int) -> bool:
     rollout = state.known.rollout
     if rollout is None or rollout.plan.version != newest or _rollout(state, device, state.devices[device]):
         return False
-    return not rollout.is_in(device) or state.at - rollout.since < GONE_S
+    return not rollout.is_in(device) or is_within(state.at, rollout.since, GONE_S)
 
 
 def _slow(state: FleetState, device: str, row: Device) -> str:
@@ -290,9 +290,14 @@ _REASONS: Mapping[str, Callable[[FleetState, str, Device], str]] = {
 # ── in words ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def is_within(now: float, at: float, most_s: float) -> bool:
+    """Whether a moment is less than `most_s` from now. One that lies far ahead is not: the clock was set back since."""
+    return abs(now - at) < most_s
+
+
 def ago(now: float, at: float) -> str:
-    """How long ago, for a person; a clock that was set back gives 0."""
-    return in_words(max(0.0, round(now - at)))
+    """How long ago, for a person; nobody knows it where the clock was set back since."""
+    return "an unknown time" if at - now > _AHEAD_S else in_words(max(0.0, round(now - at)))
 
 
 def presence_in_words(state: FleetState, device: str) -> str:
@@ -409,8 +414,3 @@ def _clock(at: float | None) -> str:
         return "never" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return "an unknown time"
-
-
-def _version(bundle: str) -> int | None:
-    word = bundle.partition(" ")[0]
-    return int(word) if word.isdecimal() and len(word) < 10 else None

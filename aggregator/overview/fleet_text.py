@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,11 +24,13 @@ from protofleet.aggregator.store.standing_tables import Record, classes_forgotte
 from protofleet.contract.drift import WORDS
 from protofleet.contract.identity.signatures import key_id
 from protofleet.contract.printable import counted, printable
+from protofleet.contract.wire.rollout_messages import bundle_tag
 
 __all__ = [
     "Known",
     "NewestRound",
     "beside_record",
+    "bundle_version",
     "drift_in_short",
     "drift_in_words",
     "fleet_of",
@@ -35,6 +38,7 @@ __all__ = [
     "key_name",
     "order_in_words",
     "read_known",
+    "record_in_words",
     "standing_in_words",
     "when",
 ]
@@ -68,7 +72,8 @@ class Known(NamedTuple):
         devices: what is known of each device.
         events: the newest entries of what happened to them, the newest first.
         newest_round: the newest round; None before the first.
-        newest_bundle: the highest version of a bundle that a device runs; 0 where none says it.
+        newest_bundle: the highest version of a bundle that a device runs and another thing confirms, as
+            `_newest_bundle` says; 0 where there is none.
         out: the devices that nothing is taken of, and why.
         rollout: the roll-out that was taken up and has not ended, without reports; None for none.
     """
@@ -96,7 +101,8 @@ def read_known(store: AnyPlace, read: Callable[[Connection], dict[str, Device]] 
     """What a store knows; `read` gives its devices."""
     with read_only(store, KIND) as db, as_written(store):
         records, devices = dict(fleet_records(db)), read(db)
-        versions = (row.bundle.partition(" ")[0] for row in devices.values())
+        out = {device: record.refused for device, record in records.items() if record.refused}
+        rollout = plan_in(db)
         return Known(
             records,
             orders(db),
@@ -112,9 +118,9 @@ def read_known(store: AnyPlace, read: Callable[[Connection], dict[str, Device]] 
             devices,
             device_events(db, limit=_EVENTS),
             _newest_round(db),
-            max((int(word) for word in versions if word.isdecimal() and len(word) < 10), default=0),
-            {device: record.refused for device, record in records.items() if record.refused},
-            plan_in(db),
+            _newest_bundle(db, [row.bundle for device, row in devices.items() if device not in out], rollout),
+            out,
+            rollout,
         )
 
 
@@ -130,6 +136,27 @@ def _newest_round(db: Connection) -> NewestRound | None:
     return None if row is None else NewestRound(int(row[0]), str(row[1]), "closed" if row[2] else "open")
 
 
+def bundle_version(bundle: str) -> int | None:
+    """The version in a device's word for what it runs, `3 be73988c`; None where there is none."""
+    word = bundle.partition(" ")[0]
+    return int(word) if word.isdecimal() and len(word) < 10 else None
+
+
+def _newest_bundle(db: Connection, bundles: Sequence[str], rollout: Rollout | None) -> int:
+    """The highest version that devices run; what one device alone says would make all others look old.
+
+    A version counts which two devices run, which is rolled out, or which is of the bundle that the store is of.
+    """
+    row = db.execute("SELECT value FROM meta WHERE name = 'bundle'").fetchone()
+    own = b"" if row is None else memoryview(row[0]).tobytes()
+    versions = [(version, bundle) for bundle in bundles if (version := bundle_version(bundle)) is not None]
+    runs = Counter(version for version, _ in versions)
+    sure = {version for version, devices in runs.items() if devices > 1}
+    sure |= {rollout.plan.version} & runs.keys() if rollout is not None else set()
+    of_the_store = sorted(version for version, bundle in versions if own and bundle == bundle_tag(version, own))
+    return max((*sure, *of_the_store[:1]), default=0)
+
+
 def beside_record(known: Known, device: str) -> dict[str, Any]:
     """What is known of a device beside its record, for JSON."""
     parts = {"drift": known.drift, "rollout": known.said, "finding": known.findings, "policy": known.policies}
@@ -137,9 +164,15 @@ def beside_record(known: Known, device: str) -> dict[str, Any]:
 
 
 def standing_in_words(record: Record) -> str:
+    """What stands of a device; empty where nothing ever stood, as in a fleet of rounds."""
     if record.present:
         return f"sums {record.generation}"
-    return f"none since sums {record.generation}" if record.generation else "none"
+    return f"none since sums {record.generation}" if record.generation else ""
+
+
+def record_in_words(record: Record) -> str:
+    """What a device has given: what stands of it, where something does, and in how many rounds it was."""
+    return ", ".join(filter(None, (standing_in_words(record), counted(record.rounds, "round"))))
 
 
 def drift_in_short(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:

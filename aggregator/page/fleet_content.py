@@ -25,7 +25,7 @@ from protofleet.aggregator.overview.fleet_text import (
     drift_in_words,
     key_name,
     order_in_words,
-    standing_in_words,
+    record_in_words,
 )
 from protofleet.aggregator.overview.standing_suspects import Compared, sums_stand
 from protofleet.aggregator.store.durable_store import as_written
@@ -151,16 +151,18 @@ def look_at(
         if care.device:
             causes.setdefault(care.device, []).append(care.cause)
     findings = state.known.findings.items()
+    leaving = [
+        [printable(name), round(row.since)]
+        for name, row in state.just_gone.items()
+        if not _WHY_GONE & set(causes.get(name, ()))
+    ]
     parts: dict[str, Any] = {
         "top": {
             "sentence": printable(state.sentence),
             "well": not cares,
             "runs": state.runs,
-            "leaving": [
-                [printable(name), round(row.since)]
-                for name, row in state.just_gone.items()
-                if not _WHY_GONE & set(causes.get(name, ()))
-            ][:_LEAVING],
+            "leaving": leaving[:_LEAVING],
+            "away": len(leaving),
             "counts": Counter(care.cause for care in cares),
             "cares": [[printable(care.device), care.cause, printable(care.reason)] for care in _first_of_each(cares)],
         },
@@ -316,8 +318,7 @@ def device_content(store: AnyPlace, state: FleetState, device: str) -> dict[str,
     record, row = known.records.get(device), state.devices.get(device)
     lines = []
     if record is not None:
-        stands = f"{standing_in_words(record)}, " if record.present or record.generation else ""
-        lines.append(f"{stands}{counted(record.rounds, 'round')}")
+        lines.append(record_in_words(record))
         lines += [f"nothing is taken of it: {record.refused}"] if record.refused else []
     lines += [drift_in_words(known.drift[device])] if device in known.drift else []
     lines += [found_in_words(known.findings[device], told=device in known.told)] if device in known.findings else []

@@ -21,6 +21,7 @@ const deviceLink = (name) => link(name, `device=${encodeURIComponent(name)}`);
 const bookLink = (cause) => link(cause, `runbook=${encodeURIComponent(cause)}`, { title: `docs/runbook.md#${cause}` });
 
 function lasts(seconds) {
+  if (seconds < -60) return "an unknown time"; // the clock was set back since
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 90) return `${whole} s`;
   if (whole < 5400) return `${Math.round(whole / 60)} min`;
@@ -36,7 +37,7 @@ const FILTERS = {
   all: ["all", () => true],
   care: ["need care", (one) => one.causes.length > 0],
   gone: ["gone", (one) => one.presence === "gone"],
-  "gone-day": ["gone > 1 day", (one) => one.presence === "gone" && now() - one.since > DAY],
+  "gone-day": ["gone > 1 day", (one) => one.presence === "gone" && Math.abs(now() - one.since) > DAY],
   certificate: ["certificate expires", has("certificate")],
   disk: ["disk full", has("disk")],
   clock: ["clock wrong", has("clock")],
@@ -224,6 +225,7 @@ function drawTop() {
   for (const [device, since] of top.leaving) {
     lines.push(item(deviceLink(device), `: gone for ${lasts(now() - since)}, and needs care after 10 min (`, bookLink("gone"), ")"));
   }
+  if (top.away > top.leaving.length) lines.push(item(link(`and ${(top.away - top.leaving.length).toLocaleString()} more: gone`, "filter=gone")));
   listed("cares", lines, "");
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import logging
 import os
 import secrets
@@ -42,6 +43,8 @@ _LEAST = 16  # characters of a token
 _IDLE_S = 900.0
 _PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 _DOUBLINGS = 6  # by then a pause is `_MOST_PAUSE_S`
+_NETWORKS = 1_000  # whose wrong tokens are counted; then those that waited longest begin anew
+_HOUSE_BITS = 64  # of an IPv6 address: one machine has all addresses that begin with these
 
 
 def tokens_of(path: Path, name: str) -> dict[str, str]:
@@ -71,25 +74,31 @@ class PageOrders:
         self._store, self._tokens = store, dict(tokens)
         self._lock = threading.Lock()
         self._entered: dict[str, tuple[str, float]] = {}  # by the visitor's own token: name, and until when
-        self._wrong, self._free_at_s = 0, 0.0
+        self._wrong: dict[str, tuple[int, float]] = {}  # by network: wrong tokens in a row, and until when it waits
 
     def enter(self, visitor: Visitor, token: str) -> str:
         """Whose token this is; from then on the visitor may give orders.
 
+        Who guesses holds up who is in the same network, and nobody else.
+
         Raises:
-            UsageError: it is nobody's, or the last wrong one was just now.
+            UsageError: it is nobody's, or the last wrong one from there was just now.
         """
+        network = _network(visitor.who)
         with self._lock:
             now_s = time.monotonic()
-            if now_s < self._free_at_s:
-                raise UsageError("the token", expected=f"{self._free_at_s - now_s:.0f} s of patience", got="none")
+            wrong, free_at_s = self._wrong.get(network, (0, 0.0))
+            if now_s < free_at_s:
+                raise UsageError("the token", expected=f"{free_at_s - now_s:.0f} s of patience", got="none")
             names = [n for n, t in self._tokens.items() if hmac.compare_digest(t.encode(), token.encode())]
             if not names:
-                pause_s = min(_MOST_PAUSE_S, _PAUSE_S * 2 ** min(self._wrong, _DOUBLINGS))
-                self._wrong, self._free_at_s = self._wrong + 1, now_s + pause_s
-                logger.warning(f"a wrong control token from {visitor.who}, the {self._wrong}. in a row")
+                pause_s = min(_MOST_PAUSE_S, _PAUSE_S * 2 ** min(wrong, _DOUBLINGS))
+                if network not in self._wrong and len(self._wrong) >= _NETWORKS:
+                    del self._wrong[min(self._wrong, key=lambda each: self._wrong[each][1])]
+                self._wrong[network] = (wrong + 1, now_s + pause_s)
+                logger.warning(f"a wrong control token from {visitor.who}, the {wrong + 1}. in a row")
                 raise UsageError("the token", expected="one of the file of --allow-control", got="another")
-            self._wrong = 0
+            self._wrong.pop(network, None)
             self._entered = {key: each for key, each in self._entered.items() if each[1] > now_s}
             self._entered[visitor.token] = (names[0], now_s + _IDLE_S)
             return names[0]
@@ -134,6 +143,14 @@ class PageOrders:
                 raise UsageError("orders", expected="a token first", got="none")
             self._entered[visitor.token] = (name, time.monotonic() + _IDLE_S)
             return name
+
+
+def _network(who: str) -> str:
+    """From where a visitor comes: an IPv4 address, or the network of an IPv6 address."""
+    address = ipaddress.ip_address(who.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(ipaddress.ip_network((address, _HOUSE_BITS), strict=False))
 
 
 def _share(given: object) -> float:

@@ -1,6 +1,6 @@
 """Which of torchvision's classification families can be exported: their features, and a training step of theirs.
 
-    python -m benchmarks.hardware.exportable              the table of docs/bundle.md
+    python -m benchmarks.hardware.exportable              the table of results/backbones.md
     python -m benchmarks.hardware.exportable swin_t vit   only those whose name contains one of the words
 
 The smallest member of each family, cut at its last linear layer, at a small image where it allows one. *Features* names

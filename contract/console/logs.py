@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 LOG_FORMATS = ("text", "json")
-LOG_FORMAT_HELP = "How what is said on standard error is written: text, or json, a line for each record."
+LOG_FORMAT_HELP = "Log as text, or as json, a line for each record."
 
 _ours = logging.getLogger("protofleet")
 _about: ContextVar[Mapping[str, object]] = ContextVar("about", default={})  # noqa: B039 - never changed in place

@@ -177,7 +177,12 @@ def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) 
     subject = f"{kind.name} {os.fspath(path)}"
     if not os.path.isfile(path):
         raise StoreError(subject, expected=f"a {kind.name}", got="no such file", hint=f"another {kind.option}")
-    db = _reader(path)
+    try:
+        db = _reader(path)
+    except _BROKEN as error:  # nobody lets us read it, or the folder that it is in
+        raise StoreError(
+            subject, expected=f"a {kind.name} that can be read", got=error, hint="the user that it is of"
+        ) from None
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -291,11 +296,11 @@ def is_made(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file to read: one that its process is just making is none yet."""
     if not os.path.isfile(path):
         return False
-    with contextlib.closing(_reader(path)) as db:
-        try:
+    try:
+        with contextlib.closing(_reader(path)) as db:
             return any(db.execute("PRAGMA application_id").fetchone())
-        except _BROKEN:
-            return True  # reading it will say why not
+    except _BROKEN:
+        return True  # reading it will say why not
 
 
 def is_taken(path: str | os.PathLike[str]) -> bool:
@@ -306,8 +311,25 @@ def is_taken(path: str | os.PathLike[str]) -> bool:
         _let_go(_lock(os.path.realpath(path)))
     except BlockingIOError:
         return True
+    except PermissionError:
+        return _is_locked(path)
     except OSError:
         return False  # whoever opens it next says why
+    return False
+
+
+def _is_locked(path: str | os.PathLike[str]) -> bool:
+    """The same, for who may read the file and not write it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        take_lock(descriptor)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        _let_go(descriptor)
     return False
 
 
@@ -577,6 +599,13 @@ class Database:
         if _is_strange(error):
             subject, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
             return StoreError(subject, expected=expected, got=error, hint=self._kind.instead)
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            return StoreError(
+                f"{self._kind.name} {self.path}",
+                expected="nobody else who writes it",
+                got=error,
+                hint="ending the other program that has it open; what was confirmed is safe",
+            )
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",

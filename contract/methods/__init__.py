@@ -226,4 +226,4 @@ def place_of(entry: Method) -> str:
 
 METHODS = _Registry()
 METHOD_HELP = f"{', '.join(METHODS)}, or package.module:Class."
-LOAD_HELP = "Of a bundle whose method is not installed: its package.module:Class."
+LOAD_HELP = "The package.module:Class of a method that is not installed."

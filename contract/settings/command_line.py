@@ -37,9 +37,9 @@ def command_of(settings: type[S]) -> Callable[[Callable[[S], int | None]], Calla
         parameters = [_parameter(field) for field in fields_of(settings).values()]
         config = typer.Option(
             metavar="FILE",
-            help=f"TOML file with any of these options by name; {prefix_of(settings)}… in the environment, too.",
+            help=f"TOML file with these options; or {prefix_of(settings)}… in the environment.",
         )
-        printed = typer.Option("--print-config", help="Write these settings as such a file, secrets left out, and end.")
+        printed = typer.Option("--print-config", help="Write such a file without secrets, and end.")
         parameters += [
             _named("config", Annotated[str | None, config]),
             _named("print_config", Annotated[bool, printed], False),

@@ -58,8 +58,7 @@ CAMERAS: Mapping[str, Kind] = MappingProxyType(  # by the word before the colon
 _FORMS = listed(kind.form for kind in CAMERAS.values())
 CAMERA_HELP = f"A camera: {_FORMS}."
 ON_MOTION_HELP = (
-    "Take a picture of the camera when something has moved, at most one each --every; where nothing moves, one each 10"
-    " minutes, or each --every where that is longer."
+    "Take a picture when something has moved, at most one each --every; otherwise one each 10 minutes, or --every."
 )
 
 

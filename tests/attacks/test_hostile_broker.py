@@ -51,7 +51,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeBroker]]
         broker.close()
 
 
-def until(link: Link, kind: type, timeout_s: float = 20.0) -> object:
+def until(link: Link, kind: type, timeout_s: float = 60.0) -> object:
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
         event = link.receive(left)

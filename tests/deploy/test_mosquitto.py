@@ -112,7 +112,7 @@ def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(
         own.put("a.jpg", answer)
     other = protofleet.Publisher(f"{url}/answers/d2", **files)
     other.put("b.jpg", answer)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while not any("3 times now" in line for line in said) and time.monotonic() < deadline:
         time.sleep(0.05)
     with pytest.raises(protofleet.ProtofleetError, match=r"denies pf-answers-\w* what it needs, 3 times now"):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from commands import one_error_line, run_process
+from commands import ROOT
 from lab_samples import small_directory
 
 from protofleet.cli import main
@@ -101,6 +106,43 @@ _DEMO = ("demo", "--data", "nowhere")
 _EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
 
 
+Answered = Callable[[Sequence[object], str], tuple[int, str]]
+_ANSWERS = """
+import json, sys
+from commands import run
+for line in sys.stdin:
+    words, table = json.loads(line)
+    with open("t.toml", "w") as file:
+        file.write(table)
+    done = run(*words)
+    print(json.dumps([done.returncode, done.stderr]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answered]:
+    """`answered(words, table)`: the exit code of that command, with `table` as t.toml, and its standard error.
+
+    All are asked of one process, in which the first import of torch is an error, and so is every further one.
+    """
+    folder = tmp_path_factory.mktemp("answers")
+    (folder / "torch.py").write_text("raise RuntimeError('torch was loaded')\n")
+    (folder / "run.toml").write_text('method = "scafold"\n')
+    paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "tests" / "support")))
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command, environment = [sys.executable, "-c", _ANSWERS], {**os.environ, "PYTHONPATH": paths}
+    with subprocess.Popen(command, cwd=folder, env=environment, **streams) as process:
+
+        def ask(words: Sequence[object], table: str) -> tuple[int, str]:
+            process.stdin.write(json.dumps([list(map(str, words)), table]) + "\n")
+            process.stdin.flush()
+            code, said = json.loads(process.stdout.readline())
+            return code, said
+
+        yield ask
+        process.stdin.close()
+
+
 @pytest.mark.parametrize(
     ("words", "table", "near"),
     [
@@ -138,15 +180,12 @@ _EXPORT = ("export", "--out", "x.bundle", "--method", "fedproto")
     ],
 )
 def test_a_misspelt_name_is_answered_before_torch_is_loaded(
-    words: tuple[object, ...], table: dict[str, str], near: str, tmp_path: Path
+    words: tuple[object, ...], table: dict[str, str], near: str, answered: Answered
 ) -> None:
-    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was loaded')\n")
-    (tmp_path / "run.toml").write_text('method = "scafold"\n')
-    (tmp_path / "t.toml").write_text(_TABLE.format(**{"settings": "", "method": "fedavg"} | table))
-    code = f"import os, sys; sys.path.insert(0, {str(tmp_path)!r}); os.chdir({str(tmp_path)!r})"
-    done = run_process(*words, code=code)
-    assert done.returncode == 2, done.stderr
-    assert near in one_error_line(done)
+    code, said = answered(words, _TABLE.format(**{"settings": "", "method": "fedavg"} | table))
+    assert code == 2, said
+    assert said.startswith("error: ")
+    assert (near in said, said.count("\n")) == (True, 1)
 
 
 def test_the_names_of_algorithms_are_those_of_their_classes() -> None:

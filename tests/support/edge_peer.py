@@ -80,7 +80,7 @@ class Peer:
             self.publish(topics.global_part(FLEET, part.part), encode(part), retain=True)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         payload = payload if self.signer is None else self.signer.sign(topic, payload)
         while not self.link.publish(topic, payload, retain=retain):
             assert time.monotonic() < deadline, "the peer has no connection"

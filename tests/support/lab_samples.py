@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import shared
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.sums.statistics import FeatureGram
 from protofleet.edge_client.data import LocalData
-from protofleet.export.bundles.build import build_bundle
 from protofleet.lab.algorithms.head_calibration import client_gram
 from protofleet.lab.data.datasets import SHIPPED, DataSet, load_dataset, take
 from protofleet.lab.data.make_subset import draw_balanced
@@ -61,7 +61,7 @@ def summed(model: EagerModel, held: list[LocalData]) -> FeatureGram:
 
 def bundle_of(path: Path, method: str, backbone: str, **hyper: object) -> Bundle:
     """A bundle of random weights for the shipped images, in batches of 16."""
-    build_bundle(
+    shared.export_to(
         backbone=backbone,
         method_name=method,
         labels=shipped().labels,

@@ -106,7 +106,7 @@ class Fetcher:
             self.hear()
         return self.announced.offer
 
-    def fetch(self, up_to: int, timeout_s: float = 20.0) -> None:
+    def fetch(self, up_to: int, timeout_s: float = 60.0) -> None:
         """Ask until so many bytes are here."""
         deadline, before = time.monotonic() + timeout_s, -1
         while len(self.got) < up_to:

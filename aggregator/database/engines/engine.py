@@ -49,7 +49,7 @@ class Engine:
         beside: one transaction beside whoever has it.
         bring_up: brings it to the present version, unless an aggregator runs on it; returns whether one does.
         is_taken: whether an aggregator runs on it.
-        watch: says whether there may be a newer global state.
+        watch: says whether anything may have been written.
         replacing: a transaction that puts other rows in the place of all; None for a file, which another replaces.
         into_file, into_schema: copy all rows into an empty SQLite file, and all rows of one in; None for a file.
         leader, member: open it as one of several processes, the one that leads or another; None where only one may.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from aggregator_samples import BUNDLE
 from commands import one_error_line, run
+from fleets import stocked
 from postgres_server import ON_FILES, Places
 
 from protofleet.aggregator.enrolment.gate import Gate
@@ -44,6 +45,14 @@ def test_the_devices_are_listed_and_shown(store: str) -> None:
     lines = run("fleet", "show", "shed", "--store", store).stdout.splitlines()
     assert lines[0] == "shed: none since sums 3, 0 rounds"
     assert lines[-1].startswith("withdraw shed, asked by the device at 1970-01-01")
+
+
+def test_in_a_fleet_of_rounds_nothing_is_said_of_sums_that_stand(tmp_path: Path) -> None:
+    """There "none" would be read as: nothing is known of it."""
+    store = str(stocked(tmp_path / "store"))
+    assert run("fleet", "show", "d0", "--store", store).stdout.splitlines()[0] == "d0: 0 rounds"
+    heads = run("fleet", "list", "--store", store).stdout.splitlines()[0].split()
+    assert heads == ["device", "state", "heard", "rounds", "drift", "found", "refused"]
 
 
 def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: str) -> None:

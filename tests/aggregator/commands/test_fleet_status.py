@@ -180,3 +180,11 @@ def _sent_bytes(journal: Path) -> int:
     with closing(sqlite3.connect(journal)) as db:
         (total,) = db.execute("SELECT sum(length(payload)) FROM contributions").fetchone()
     return int(total)
+
+
+def test_what_a_program_reads_of_status_keeps_its_keys(tmp_path: Path) -> None:
+    """`status --json` is promised (docs/stability.md): what goes fails here, what is new does not."""
+    store = Path(__file__).parents[2] / "files" / "v6" / "store.sqlite"
+    (tmp_path / "store.sqlite").write_bytes(store.read_bytes())
+    told = json.loads(run("status", "--store", tmp_path / "store.sqlite", "--json", "-").stdout)
+    assert {"schema", "well", "sentence", "aggregator_runs", "devices", "online", "cares", "events"} <= set(told)

@@ -131,6 +131,23 @@ def test_a_restarted_aggregator_and_a_restarted_broker_hear_nobody_by_what_is_re
     assert not any(row.confirmed for row in table._rows.values())
 
 
+def test_after_a_restart_the_store_says_of_nobody_that_it_was_heard(store: DurableStore) -> None:
+    """Who was switched off meanwhile would be shown as online, until the broker has had its time."""
+    store.devices.status("a", Status(True, b"instance", 1), 1, 1.0)
+    store.devices.keep(1.0, 1.0)
+    assert known_devices(store._db)["a"].confirmed
+    DeviceTable(store._file).keep(2.0, 2.0)
+    row = known_devices(store._db)["a"]
+    assert row.online
+    assert not row.confirmed
+
+
+def test_a_package_that_is_no_longer_told_is_named(store: DurableStore) -> None:
+    for versions in ({"protofleet": "0.2.0", "numpy": "2"}, {"protofleet": "0.2.0"}):
+        store.devices.status("a", Status(True, b"instance", 1, "", versions), 1, 1.0)
+    assert [(event.what, event.detail) for event in store.devices._events][1:] == [("software", "numpy no more")]
+
+
 def test_a_death_counts_for_its_own_process_only(store: DurableStore) -> None:
     table = store.devices
     table.status("a", BIRTH, 1, 1.0)
@@ -325,6 +342,16 @@ def test_a_process_beside_the_leader_sends_what_it_took_as_letters(store: Durabl
         worker.keep((3 + moment) * KEEP_S, 2.0)
     (letters,) = store._file.connection.execute("SELECT count(*) FROM device_letter").fetchone()
     assert letters == device_table._LETTERS
+
+
+def test_a_letter_that_is_none_is_thrown_away_and_the_next_is_read(store: DurableStore) -> None:
+    with store._file.transaction() as db:
+        for letter in ("[1]", "3", '{"a": [10, 0, 0, "", null, true]}'):
+            db.execute("INSERT INTO device_letter (letter) VALUES (?)", (letter,))
+    store.devices.keep(1.0, 1.0, shared=True)
+    assert known_devices(store._db)["a"].up_bytes == 10
+    (left,) = store._db.execute("SELECT count(*) FROM device_letter").fetchone()
+    assert left == 0
 
 
 @settings(max_examples=25)

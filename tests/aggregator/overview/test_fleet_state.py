@@ -121,12 +121,75 @@ def test_who_is_gone_for_a_moment_is_named_and_needs_no_care_yet(store: DurableS
     assert state.sentence.endswith("1 online, 1 gone for less than 10 min.")
     top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
     assert top["leaving"] == [["away", round(now - 40.0)]]
+    assert top["away"] == 1
     assert replace(state, runs=False).just_gone == {}
+    with store._file.transaction() as db:
+        db.execute("INSERT INTO refused (device, since, reason) VALUES ('away', ?, 'removed')", (now,))
+    assert state_of(store).just_gone == {}  # who was removed a moment ago is not missed
+
+
+def test_many_that_are_gone_for_a_moment_are_counted_and_the_first_are_named(store: DurableStore) -> None:
+    now = time.time()
+    for number in range(1_234):
+        store.devices.status(f"d{number}", born(f"d{number}", {}), 1, now - 100)
+        store.devices.status(f"d{number}", Status(False, ONE, 1), 1, now - 40)
+    state = state_of(store)
+    assert state.sentence == "All is well: 1,234 devices, 0 online, 1,234 gone for less than 10 min."
+    top = json.loads(look_at(place_of(str(store._place)), state, KeptRows()).parts["top"])
+    assert (len(top["leaving"]), top["away"]) == (20, 1_234)
+
+
+@pytest.mark.parametrize(("figures", "causes"), [
+    ({"train_step_ms": 14.9, "profile_train_step_ms": 10.0}, []),
+    ({"train_step_ms": 15.1, "profile_train_step_ms": 10.0}, ["slow"]),
+    ({"train_step_ms": 15.1, "profile_train_step_ms": 0.0}, []),
+    ({"peak_rss_bytes": 1.0e8, "profile_memory_at_most_bytes": 1.0e8}, []),
+    ({"peak_rss_bytes": 1.1e8, "profile_memory_at_most_bytes": 1.0e8}, ["memory"]),
+    ({"disk_free_bytes": 33e6}, []),
+    ({"disk_free_bytes": 31e6}, ["disk"]),
+])  # fmt: skip
+def test_a_figure_needs_care_beyond_its_limit_and_not_before(
+    store: DurableStore, figures: dict[str, float], causes: list[str]
+) -> None:
+    store.devices.status("a", born("a", figures), 1, time.time())
+    assert [care.cause for care in state_of(store).cares] == causes
+
+
+@pytest.mark.parametrize(("ahead_s", "causes"), [(299.0, []), (301.0, ["clock"]), (-299.0, []), (-301.0, ["clock"])])
+def test_a_clock_may_differ_by_five_minutes(store: DurableStore, ahead_s: float, causes: list[str]) -> None:
+    now = time.time()
+    store.devices.status("a", born("a", {"clock_s": now + ahead_s}), 1, now)
+    assert [care.cause for care in state_of(store).cares] == causes
+
+
+def test_a_refusal_needs_care_for_a_day_and_being_left_out_for_a_round(store: DurableStore) -> None:
+    now = time.time()
+    for name in ("a", "b"):
+        store.devices.status(name, born(name, {}), 1, now)
+    store.devices.decided("a", 1, now - DAY - 60, refusal="of another bundle")
+    store.devices.decided("b", 1, now - DAY + 60, refusal="of another bundle")
+    found = reasons(state_of(store))
+    assert list(found) == [("b", "refused")]
+
+    def at_round(newest: int) -> set[str]:
+        with store._file.transaction() as db:
+            db.execute("DELETE FROM round")
+            db.execute("DELETE FROM finding")
+            db.execute(
+                "INSERT INTO round (number, method, seed, opened_at, closed) VALUES (?, 'ncm', 1, 1.0, 1)", (newest,)
+            )
+            db.execute("INSERT INTO finding VALUES (3, 'a', 'left out', 'it contradicts 2 of 3')")
+        return {care.cause for care in state_of(store).cares if care.device == "a"}
+
+    assert at_round(3) == {"left-out"}
+    assert at_round(4) == {"left-out"}  # the round that is open now
+    assert at_round(5) == set()
 
 
 def test_an_old_bundle_needs_care_once_a_roll_out_has_come_to_it(store: DurableStore) -> None:
     now = time.time()
     names = [f"d{number}" for number in range(8)]
+    store.devices.status("first", born("first", {}, "2 aabbccdd"), 1, now)
     for name in names:
         store.devices.status(name, born(name, {}, "2 aabbccdd" if name == "d0" else "1 00112233"), 1, now)
     old = state_of(store)
@@ -145,3 +208,67 @@ def test_an_old_bundle_needs_care_once_a_roll_out_has_come_to_it(store: DurableS
     one = min(inside)
     assert during(0.5, 10.0, **{one: "2 refused: no roll-outs wanted here"}) == {one}
     assert during(1.0, 3_600.0) == set(names[1:])
+
+
+def test_what_one_device_alone_says_of_its_version_makes_no_other_device_look_old(store: DurableStore) -> None:
+    """Otherwise a single liar would paint the whole fleet red."""
+    now = time.time()
+
+    def old(**bundles: str) -> set[str]:
+        for name, bundle in bundles.items():
+            store.devices.status(name, born(name, {}, bundle), 1, now)
+        return {care.device for care in state_of(store).cares if care.cause == "old-bundle"}
+
+    assert old(a="2 aabbccdd", b="2 aabbccdd", liar="999999999 deadbeef") == set()
+    assert old(a="3 11223344") == set()  # alone, too
+    assert old(b="3 11223344", c="2 aabbccdd") == {"c"}  # two say so
+    assert old(liar="4 00000000", d="1 01010101") == {"a", "b", "c", "d"}  # of the store's own bundle
+    assert old(liar="999999999 00000000", d="4 00000000") == {"a", "b", "c"}  # of what is said of that, the least
+    with store._file.transaction() as db:
+        for name in ("d", "liar"):
+            db.execute("INSERT INTO refused (device, since, reason) VALUES (?, ?, 'removed')", (name, now))
+    assert old() == {"c"}  # what devices say of which nothing is taken does not count
+
+
+def test_one_device_runs_what_is_rolled_out_and_who_should_does_not_is_old(store: DurableStore) -> None:
+    now = time.time()
+    for name, bundle in (("a", "2 aabbccdd"), ("b", "1 00112233"), ("c", "1 00112233")):
+        store.devices.status(name, born(name, {}, bundle), 1, now)
+    with store._file.transaction() as db:
+        db.execute(
+            "INSERT INTO rollout (sha256, version, size_bytes, fleet, soak_s, healthy, fraction, stages, since, state,"
+            " reason, forgiven) VALUES (?, 2, 1, '', 1.0, 0.9, 1.0, '[]', ?, 'running', '', 0)",
+            (bytes(32), now - 3_600.0),
+        )
+    assert {care.device for care in state_of(store).cares} == {"b", "c"}
+
+
+def test_a_device_of_which_nothing_is_taken_needs_no_care(store: DurableStore) -> None:
+    """It may be another one's by now, and its last words would be red for good."""
+    now, wrong = time.time(), {"train_step_ms": 30.0, "profile_train_step_ms": 10.0, "clock_s": 0.0}
+    wrong |= {"disk_free_bytes": 0.0, "peak_rss_bytes": 9e9, "profile_memory_at_most_bytes": 1e9}
+    wrong |= {"certificate_since_s": now - 9 * DAY, "certificate_until_s": now - DAY}
+    for name, bundle in (("a", "2 aabbccdd"), ("b", "2 aabbccdd"), ("sold", "1 00112233")):
+        store.devices.status(name, born(name, wrong if name == "sold" else {}, bundle), 1, now - 9_000)
+    store.devices.decided("sold", 1, now, refusal="no contribution")
+    store.devices.status("sold", Status(False, ONE, 1), 1, now - 8_000)
+    expected = {"certificate", "clock", "disk", "memory", "old-bundle", "refused", "slow"}
+    assert {care.cause for care in state_of(store).cares} == expected
+    with store._file.transaction() as db:
+        db.execute("INSERT INTO refused (device, since, reason) VALUES ('sold', ?, 'removed')", (now,))
+    assert state_of(store).cares == []
+
+
+def test_a_clock_of_the_aggregator_that_was_set_back_hides_nobody_who_is_gone(store: DurableStore) -> None:
+    """A machine without a battery began years ahead, and what it stamped then lies in the future now."""
+    then = time.time() + 4 * 365 * DAY
+    store.devices.status("a", born("a", {}), 1, then)
+    store.devices.status("a", Status(False, ONE, 1), 1, then)
+    store.devices.status("b", born("b", {}), 1, then)
+    store.devices.decided("b", 1, then, refusal="no contribution")
+    state = state_of(store)
+    assert reasons(state) == {("a", "gone"): "gone for an unknown time, last heard an unknown time ago"}
+    assert list(state.just_gone) == []
+    soon = replace(state, at=then - 30.0)  # another machine's clock may be ahead by some seconds
+    assert list(soon.just_gone) == ["a"]
+    assert ("b", "refused") in reasons(soon)

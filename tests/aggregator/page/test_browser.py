@@ -69,15 +69,37 @@ def test_an_operator_finds_a_device_reads_the_runbook_and_forgets_it(served: Ser
         page.tap("button[data-order=forget]")
         page.until("document.getElementById('ask').open")
         assert page.run("document.getElementById('ask-yes').disabled")
-        typed(page, "#typed", "d3")
+        typed(page, "#typed", "d")
+        assert page.run("document.getElementById('ask-yes').disabled")  # not before the whole name is there
+        typed(page, "#typed", "3")
         assert not page.run("document.getElementById('ask-yes').disabled")
         page.tap("#ask-yes")
         page.until("document.getElementById('said').textContent === 'forget d3: recorded'")
         page.run("location.hash = ''")
         page.until("document.getElementById('orders').textContent.includes('forget d3, asked by anna (page')")
         page.until("!document.getElementById('orders').textContent.includes('NOT yet done')")
+        page.until("devices.has('d5') && !devices.has('d3')")  # who is forgotten is in no row any more
     log = json.loads(run("fleet", "log", "--store", served.processes.folder / "store", "--json", "-").stdout)["orders"]
     assert [(each["what"], each["device"]) for each in log] == [("forget", "d3")]
+
+
+def test_the_table_is_sorted_a_clock_set_back_is_said_and_a_roll_out_widens_to_its_next_stage(served: Served) -> None:
+    with chromium() as browser:
+        page = browser.open(f"http://127.0.0.1:{served.port}/#sort=heard", width=1400)
+        first = "document.querySelector('#rows th').textContent"
+        page.until(f"{first} === 'd3'")  # who was heard last
+        page.run("location.hash = '#sort=-heard'")
+        page.until(f"{first} !== 'd3'")
+        assert page.run("shown[shown.length - 1].name") == "d3"
+        assert page.run("[lasts(-3600), lasts(-5), lasts(30)]") == ["an unknown time", "0 s", "30 s"]
+        page.run("""(() => { window.sent = [];
+            window.post = async (path, body) => { sent.push(body); return { said: "" }; }; })()""")
+        for stages, share in (([0.25, 1], 0.25), ([], 1)):
+            page.run(f"parts.rollout = {{stages: {stages}}}; give('rollout-stage', '', '')")
+            assert page.run("sent.pop()") == {"what": "rollout-stage", "device": "", "typed": "", "share": share}
+        page.run("parts.top = {...parts.top, leaving: [['d5', now() - 40]], away: 1235}; drawTop()")
+        lines = page.run("[...document.querySelectorAll('#cares li')].slice(-2).map((line) => line.textContent)")
+        assert lines == ["d5: gone for 40 s, and needs care after 10 min (gone)", "and 1,234 more: gone"]
 
 
 def test_a_page_that_is_open_recovers_when_what_serves_it_was_killed(tmp_path: Path) -> None:

@@ -79,38 +79,51 @@ def test_a_token_lets_one_browser_in_under_its_own_name(desk: PageOrders) -> Non
     assert [each[-1] for each in log_of(desk)] == ["ben (page, 192.0.2.8)", "anna (page, 192.0.2.7)"]
 
 
+def refused(desk: PageOrders, token: str, words: str, visitor: Visitor = BROWSER) -> None:
+    with pytest.raises(UsageError, match=words):
+        desk.enter(visitor, token)
+
+
 def test_pauses_double_up_to_a_minute_and_begin_anew_after_a_right_token(
     desk: PageOrders, clock: SimpleNamespace
 ) -> None:
-    def pause_s(token: str) -> float:
-        """How long nothing is taken after a wrong token."""
-        with pytest.raises(UsageError, match="one of the file"):
-            desk.enter(BROWSER, token)
-        began = clock.now_s
-        while True:
-            try:
-                desk.enter(Visitor("other", "192.0.2.9"), "")
-            except UsageError as error:
-                if "patience" not in str(error):
-                    desk._wrong -= 1  # which this look has added
-                    desk._free_at_s = clock.now_s
-                    return clock.now_s - began
-            clock.now_s += 0.5
-
-    assert [pause_s("wrong") for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
-    assert desk.enter(BROWSER, TOKEN) == "anna"
-    assert pause_s("wrong") == 1.0
+    for pauses_s in ([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0], [1.0, 2.0]):
+        for pause_s in pauses_s:
+            refused(desk, "wrong", "one of the file")
+            clock.now_s += pause_s - 0.25
+            refused(desk, TOKEN, "patience", Visitor("another of that address", BROWSER.who))
+            clock.now_s += 0.25
+        assert desk.enter(BROWSER, TOKEN) == "anna"
 
 
 def test_after_any_number_of_wrong_tokens_there_is_a_pause(desk: PageOrders, clock: SimpleNamespace) -> None:
-    desk._wrong = 5_000  # a week of them
+    desk._wrong[BROWSER.who] = (5_000, 0.0)  # a week of them
     for _ in range(2):
-        with pytest.raises(UsageError, match="one of the file"):
-            desk.enter(BROWSER, "wrong")
-        with pytest.raises(UsageError, match="patience"):
-            desk.enter(BROWSER, TOKEN)
+        refused(desk, "wrong", "one of the file")
+        refused(desk, TOKEN, "patience")
         clock.now_s += 60.5
     assert desk.enter(BROWSER, TOKEN) == "anna"
+
+
+def test_who_guesses_tokens_locks_nobody_out_who_is_elsewhere(desk: PageOrders, clock: SimpleNamespace) -> None:
+    for _ in range(9):
+        refused(desk, "wrong", "one of the file")
+        assert desk.enter(Visitor("second", "192.0.2.8"), TOKEN) == "anna"
+        clock.now_s += 60.0
+    refused(desk, "wrong", "one of the file", Visitor("a", "2001:db8::1"))
+    refused(desk, TOKEN, "patience", Visitor("b", "2001:db8::ffff:2"))  # the same machine may have all of these
+    assert desk.enter(Visitor("c", "2001:db8:0:1::1"), TOKEN) == "anna"
+    refused(desk, "wrong", "one of the file", Visitor("d", "fe80::1%eth0"))
+
+
+def test_guesses_from_many_networks_take_no_memory_and_do_not_free_the_newest(
+    desk: PageOrders, clock: SimpleNamespace
+) -> None:
+    for number in range(1_500):
+        clock.now_s += 0.0001
+        refused(desk, "wrong", "one of the file", Visitor("x", f"10.0.{number // 250}.{number % 250}"))
+    assert len(desk._wrong) == 1_000
+    refused(desk, TOKEN, "patience", Visitor("x", "10.0.5.249"))
 
 
 @pytest.mark.parametrize("share", [10**400, "nan", -1, None, [1]])

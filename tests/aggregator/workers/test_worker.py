@@ -615,7 +615,7 @@ def _woken(place: str) -> SharedStore:
 
 def _next_leader(kind: dict[str, Any]) -> SharedStore:
     """The server may take a moment to give back what a closed connection had."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while True:
         try:
             return SharedStore(**kind, leads=True, settings="today's")

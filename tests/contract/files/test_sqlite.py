@@ -486,3 +486,44 @@ def test_a_kind_that_knows_a_remedy_names_it_however_its_file_is_broken(tmp_path
     with pytest.raises(StoreError) as written, as_written(path, journal_module.KIND):
         raise ValueError("not of ours")
     assert written.value.hint == f"another {journal_module.KIND.option}"
+
+
+@both
+def test_another_program_that_writes_is_named_and_no_disk_is_blamed(subject: Subject, tmp_path: Path) -> None:
+    with subject.open(tmp_path) as opened:
+        opened._file.connection.execute("PRAGMA busy_timeout = 10")
+        with contextlib.closing(sqlite3.connect(tmp_path / subject.file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreError, match="nobody else who writes it, got database is locked, try ending"):
+                subject.write(opened, 1)
+            other.execute("ROLLBACK")
+        subject.write(opened, 1)
+    assert subject.count(tmp_path) == 1
+
+
+def test_who_may_only_read_a_store_sees_that_its_process_runs(tmp_path: Path) -> None:
+    open_the_way(tmp_path)
+    path = tmp_path / "file.sqlite"
+
+    def look() -> None:
+        raise StoreError("taken", expected="", got=is_taken(path))
+
+    with open_store(tmp_path):
+        path.chmod(0o444)
+        tmp_path.chmod(0o555)
+        assert "got True" in as_somebody_else(look)
+    assert "got False" in as_somebody_else(look)
+    tmp_path.chmod(0o755)
+
+
+def test_a_store_that_nobody_lets_us_read_is_one_line(tmp_path: Path) -> None:
+    open_the_way(tmp_path)
+    open_store(tmp_path).close()
+    tmp_path.chmod(0o755)
+
+    def look() -> None:
+        with read_only(tmp_path / "file.sqlite", store_module.KIND):
+            pass
+
+    said = as_somebody_else(look)
+    assert said.endswith("a store that can be read, got unable to open database file, try the user that it is of")

@@ -339,7 +339,7 @@ def test_nothing_is_acknowledged_before_its_owner_says_so(fake, link):
     time.sleep(0.4)
     assert not acknowledged
     device.acknowledge(received)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not acknowledged and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(acknowledged) == 1
@@ -370,7 +370,7 @@ def test_no_more_is_sent_unacknowledged_than_the_broker_takes(fake, link):
     until(device, Connected)
     for _ in range(29):
         device.publish("t", b"x")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not device.idle and time.monotonic() < deadline:
         time.sleep(0.01)
     assert device.idle
@@ -405,7 +405,7 @@ def test_the_keepalive_is_the_brokers_when_it_names_one(fake, link):
                 connection.sendall(b"\xd0\x00")
 
     until(link(fake(every_second).url, keepalive_s=600), Connected)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(pinged) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(pinged) >= 2
@@ -462,7 +462,7 @@ def test_a_slow_broker_gets_everything_in_order_and_the_connection_stays(fake, l
     until(device, Connected)
     for n in range(100):
         device.publish("t", bytes([n]))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not device.idle and time.monotonic() < deadline:
         time.sleep(0.01)
     assert got == [bytes([n]) for n in range(100)]

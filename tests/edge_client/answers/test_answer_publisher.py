@@ -33,7 +33,7 @@ class Listener:
         self._link = Link(Address.parse(url), "listener", subscriptions=[TOPIC, "pf/#"]).open()
         self._link.wait_connected(60)
 
-    def hear(self, until: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    def hear(self, until: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not until():
             assert time.monotonic() < deadline, self.lines

@@ -335,7 +335,7 @@ def watcher(frozen: Finished, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _wait_for(out: Path, count: int) -> list[dict[str, object]]:
-    deadline = time.monotonic() + 40.0
+    deadline = time.monotonic() + 60
     while not out.exists() or len(_lines(out)) < count:
         assert time.monotonic() < deadline, out.read_text() if out.exists() else "no answers"
         time.sleep(0.05)

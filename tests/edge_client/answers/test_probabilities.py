@@ -44,7 +44,7 @@ def staying(fleet: Fleet, name: str, path: Path, index: int, *options: object) -
     fleet.start(name, "client", *told, "--state", fleet.folder / f"state-{name}", *options)
 
 
-def retained(url: str, topics: tuple[str, ...], wanted: int, timeout_s: float = 10.0) -> dict[str, bytes]:
+def retained(url: str, topics: tuple[str, ...], wanted: int, timeout_s: float = 120.0) -> dict[str, bytes]:
     link = Link(
         Address.parse(url),
         f"looks-on-{os.urandom(4).hex()}",
@@ -71,7 +71,7 @@ def kept(fleet: Fleet) -> Known | None:
         return None
 
 
-def until(what: str, met, timeout_s: float = 40.0) -> None:
+def until(what: str, met, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not met():
         assert time.monotonic() < deadline, what

@@ -320,7 +320,7 @@ def test_whoever_comes_second_waits_says_so_and_decodes_nothing(
     found: list[LocalData] = []
     second = threading.Thread(target=lambda: found.append(load_data(photos, manifest(), cache=place)))
     second.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not said and time.monotonic() < deadline:
         time.sleep(0.01)
     (place / ready.name).write_bytes(ready.read_bytes())

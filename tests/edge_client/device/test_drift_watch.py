@@ -175,7 +175,7 @@ def test_a_running_client_says_it_after_the_contribution_that_holds_new_photos(
         (tmp_path / "more.npz").rename(file)
         peer.announce(2, "ncm", extractor=bytes(32))
         peer.contribution(2)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while "drift_samples" not in peer.statuses[-1].metrics:
             assert time.monotonic() < deadline, peer.statuses[-1]
             peer.receive()

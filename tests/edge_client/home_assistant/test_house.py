@@ -18,7 +18,7 @@ from home_assistant_samples import BUNDLE, TOPICS, Device, Listener, broker, dev
 
 from protofleet.contract.bundle.bundle_file import Bundle, read_bundle
 from protofleet.contract.wire.messages import Contribution
-from protofleet.edge_client.home_assistant.discovery import discovery
+from protofleet.edge_client.home_assistant.discovery import Topics, discovery
 from protofleet.edge_client.journal.journal import read_kept
 from protofleet.edge_client.privacy.ledger import read_ledger
 
@@ -166,6 +166,24 @@ def test_the_policy_has_to_allow_it_and_mistakes_are_one_line(tmp_path: Path) ->
         assert said in one_error_line(done)
         assert done.returncode == 2
     assert not (tmp_path / "s").exists()
+
+
+def test_two_devices_of_one_house_share_no_entity_and_no_topic() -> None:
+    """Home Assistant takes an entity whose id it knows already for the same one, and drops the second."""
+    ids: list[str] = []
+    topics: list[str] = []
+    for own in (Topics("a", "b"), Topics("a", "c"), Topics("b", "b")):
+        message = json.loads(discovery(own, ("x",), bundle="0", photo=True))
+        ids += [entity["uniq_id"] for entity in message["cmps"].values()]
+        topics += [
+            own.discovery,
+            message["avty_t"],
+            message["cmps"]["teach"]["cmd_t"],
+            own.of("state"),
+            own.of("photo"),
+        ]
+    assert len(set(ids)) == len(ids) == 3 * 9
+    assert len(set(topics)) == len(topics)
 
 
 def test_names_are_values_and_never_templates() -> None:

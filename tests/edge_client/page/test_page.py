@@ -667,7 +667,7 @@ def test_in_a_network_a_browser_is_paired_by_the_code_at_the_terminal(
     device = Device(broker, tmp_path, page="0.0.0.0:0")
     device.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while (found := re.search(r"pairing code is ([A-Z0-9]{4}-[A-Z0-9]{4})", device.said())) is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)

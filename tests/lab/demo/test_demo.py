@@ -350,6 +350,7 @@ def test_the_page_of_photos(on_photos: Finished) -> None:
     assert "<dt>head</dt><dd>10 × 256</dd>" in page
 
 
+@pytest.mark.slow
 def test_photos_and_another_method_without_torch(tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     words = ("--clients", "2", "--method", "ncm")

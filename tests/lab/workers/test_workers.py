@@ -172,7 +172,7 @@ def _pids(folder: Path, many: int) -> list[int]:
 
 
 def _gone(pids: list[int]) -> bool:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         if not any(Path(f"/proc/{pid}").exists() for pid in pids):
             return True
