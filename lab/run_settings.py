@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protofleet.contract.errors import UsageError
+from protofleet.contract.files.atomic_files import read_toml
 from protofleet.export.backbones.backbone_names import check_weights_name
 from protofleet.export.cli import read_shape
 from protofleet.lab.data.shift import check_shift
@@ -51,11 +51,10 @@ def read_settings(path: Path) -> RunSettings:
     Raises:
         UsageError: it cannot be read, is no TOML, or has a name that is no setting.
     """
+    table = read_toml(path, f"--settings {path}")
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), RunSettings)
-    except OSError as error:
-        raise UsageError(f"--settings {path}", expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
+        return msgspec.convert(table, RunSettings)
+    except ValueError as error:  # msgspec's word for a setting that is none
         raise UsageError(f"--settings {path}", expected="settings of a run", got=error) from None
 
 

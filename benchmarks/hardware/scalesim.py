@@ -21,6 +21,7 @@ import tempfile
 import time
 import venv
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from protofleet.hw_profiles.accelerator.dataflows import DATAFLOWS
@@ -125,13 +126,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def own_environment(folder: Path) -> str:
-    """The interpreter of a new environment with SCALE-Sim, made in `folder`."""
+def own_environment(folder: Path, requirements: Sequence[str] = REQUIREMENTS) -> str:
+    """The interpreter of a new environment with SCALE-Sim, or another peer, made in `folder`."""
     home = folder / "environment"
-    print(f"making an environment with {' '.join(REQUIREMENTS)}", flush=True)
+    print(f"making an environment with {' '.join(requirements)}", flush=True)
     venv.create(home, with_pip=True)
     python = str(home / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *requirements], check=True)
     return python
 
 

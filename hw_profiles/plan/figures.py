@@ -39,7 +39,7 @@ class Limits:
 _RATE = Limits(1e-5, 1e4, (1e-4, 1000), "Mbit/s: kbit/s / 1,000")
 _WATTS = Limits(0, 100, (0, 10), "W: mW / 1,000")
 _SECONDS = Limits(0, 600, (0, 60), "seconds: ms / 1,000")
-_MONTHLY = Limits(0, 1e6)
+_PRICE = Limits(0, 1e9)  # in any currency: a board of 18 dollars is 300,000 rupiah, a server some millions
 RADIO: Mapping[str, Limits] = {
     "up_mbit_s": _RATE,
     "down_mbit_s": _RATE,
@@ -51,14 +51,14 @@ RADIO: Mapping[str, Limits] = {
     "tail_w": _WATTS,
     "idle_w": _WATTS,
     "price_mb": Limits(0, 1000, (0, 1), "for a megabyte: a price for a gigabyte / 1,000"),
-    "price_month": _MONTHLY,
+    "price_month": _PRICE,
 }
 PRICES: Mapping[str, Limits] = {
     "electricity_kwh": Limits(0, 1e5, (0.01, 2), "for a kilowatt-hour, in units, not in cents"),
     "board_months": Limits(1, 600, (6, 180), "months: years x 12"),
 }
 BOARD: Mapping[str, Limits] = {
-    "price": Limits(0, 1e6),
+    "price": _PRICE,
     "idle_w": Limits(0.0001, 1000, unit="W: mW / 1,000"),
     "asleep_w": Limits(0, 1000, unit="W: mW / 1,000"),
 }

@@ -28,10 +28,11 @@ _METHOD_COLUMNS = (
     "uplink saved",
 )  # fmt: skip
 _LAYER_COLUMNS = (
-    "layer", "kind", "phase", "bound by", "cycles", "% of all", "array", "special unit", "DDR", "cells used", "MMAC",
-    "SRAM reads", "DDR bytes", "products M x N x K",
+    "layer", "kind", "phase", "bound by", "cycles", "% of all", "array", "special unit", "DDR", "stalled", "cells used",
+    "MMAC", "SRAM reads", "DDR bytes", "products M x N x K",
 )  # fmt: skip
-_SHADED = {4: "cycles", 6: "array_cycles", 7: "vector_cycles", 8: "dram_cycles"}  # columns of the layers' table
+# columns of the layers' table
+_SHADED = {4: "cycles", 6: "array_cycles", 7: "vector_cycles", 8: "dram_cycles", 9: "stall_cycles"}
 
 
 def cost_page(report: Mapping[str, Any]) -> str:
@@ -144,7 +145,7 @@ def _layers(report: Mapping[str, Any]) -> dict[str, Any]:
             [shade(layer[_SHADED[i]], worst) if i in _SHADED else 0.0 for i in range(len(_LAYER_COLUMNS))]
             for layer in chosen
         ]
-        return Table(name, _LAYER_COLUMNS, rows, left=(0, 1, 2, 3), wide=(13,), shades=shades, tight=True)
+        return Table(name, _LAYER_COLUMNS, rows, left=(0, 1, 2, 3), wide=(14,), shades=shades, tight=True)
 
     by_phase = []
     for phase, title in _PHASE.items():
@@ -166,8 +167,8 @@ def _layer_row(layer: Mapping[str, Any], total: int, cells: int) -> tuple[str, .
     return (
         layer["name"], layer["kind"], _PHASE[layer["phase"]], layer["bound"], f"{layer['cycles']:,}",
         f"{100 * layer['cycles'] / total:.2f}", f"{layer['array_cycles']:,}", f"{layer['vector_cycles']:,}",
-        f"{layer['dram_cycles']:,}", f"{100 * use:.1f} %" if use else "", f"{layer['macs'] / 1e6:,.2f}",
-        f"{layer['sram_reads']:,}", f"{layer['dram_bytes']:,}", products,
+        f"{layer['dram_cycles']:,}", f"{layer['stall_cycles']:,}", f"{100 * use:.1f} %" if use else "",
+        f"{layer['macs'] / 1e6:,.2f}", f"{layer['sram_reads']:,}", f"{layer['dram_bytes']:,}", products,
     )  # fmt: skip
 
 

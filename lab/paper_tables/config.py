@@ -17,7 +17,6 @@ A key that is no setting is refused with its place in the file.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protofleet.contract.errors import UsageError, near_names
+from protofleet.contract.files.atomic_files import read_toml
 from protofleet.contract.methods import closing_method
 from protofleet.contract.names import known
 from protofleet.export.backbones.backbone_names import check_backbone_name
@@ -367,11 +367,10 @@ def read_table(name: str) -> tuple[str, Table]:
         raise UsageError(
             "lab table", expected="a table, or a TOML file of your own", got=name, hint=near_names(name, TABLES)
         )
+    read = read_toml(path, f"lab table {name}")
     try:
-        table = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Table)
-    except OSError as error:
-        raise UsageError(f"lab table {name}", expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
+        table = msgspec.convert(read, Table)
+    except ValueError as error:  # msgspec's word for a setting that is none
         raise UsageError(f"lab table {name}", expected="a table's settings", got=error) from None
     for entry in (*table.rows, *table.columns):
         if "," in entry.name:
