@@ -161,7 +161,26 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], r.out[0], p);
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], r.out[0], nullptr, p);
+     }},
+    {"ConvWeightGradSgd", 4, 4, 1, 13,  // x, dy, the weights, the rate
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = conv_x(k.conv), in[1] = conv_y(k.conv), in[2] = out[0] = conv_w(k.conv), in[3] = vector_of(1);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) {
+       const pf::Update update = {r.in[2], nullptr, *r.in[3], 0, k.decay, r.out[0], nullptr};
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], nullptr, &update, p);
+     }},
+    {"ConvWeightGradSgdMomentum", 5, 5, 2, 13,  // x, dy, the weights, the rate, their velocity
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = conv_x(k.conv), in[1] = conv_y(k.conv), in[3] = vector_of(1);
+       in[2] = in[4] = out[0] = out[1] = conv_w(k.conv);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) {
+       const pf::Update update = {r.in[2], r.in[4], *r.in[3], k.momentum, k.decay, r.out[0], r.out[1]};
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], nullptr, &update, p);
      }},
     {"ChannelSums", 1, 1, 1, 4,
      [](const Kernel& k, Shape* in, Shape* out) {
@@ -257,7 +276,8 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().sgd(k.out[0].size(), r.in[0], nullptr, r.in[1], *r.in[2], 0, k.decay, r.out[0], nullptr, p);
+       const pf::Update update = {r.in[0], nullptr, *r.in[2], 0, k.decay, r.out[0], nullptr};
+       return loops().sgd(k.out[0].size(), r.in[1], update, p);
      }},
     {"SgdMomentum", 4, 4, 2, kAnyShape,  // a parameter, its gradient, the rate, its velocity
      [](const Kernel& k, Shape* in, Shape* out) {
@@ -265,8 +285,8 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().sgd(k.out[0].size(), r.in[0], r.in[3], r.in[1], *r.in[2], k.momentum, k.decay, r.out[0],
-                          r.out[1], p);
+       const pf::Update update = {r.in[0], r.in[3], *r.in[2], k.momentum, k.decay, r.out[0], r.out[1]};
+       return loops().sgd(k.out[0].size(), r.in[1], update, p);
      }},
 };
 

@@ -102,7 +102,7 @@ void one_convolution(const pf::Loops& loops) {
   Tensor ours(size_t(c.batch) * c.output_blocks() * out * PF_LANES, NAN), gradient(w.size(), NAN);
   loops.conv(c, image.data(), w.data(), nullptr, ours.data(), kSerial);
   compare("convolution", c, planes(ours, c.batch, c.outputs, out), y);
-  loops.conv_weight_grad(c, image.data(), grad.data(), gradient.data(), kSerial);
+  loops.conv_weight_grad(c, image.data(), grad.data(), gradient.data(), nullptr, kSerial);
   compare("weight gradient", c, gradient, dw);
   if (c.planar) return;
   Tensor back(image.size(), NAN);
