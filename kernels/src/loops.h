@@ -23,7 +23,7 @@ struct Conv {
 
 struct Norm {
   int batch, channels, positions;           // x: N, C, H·W
-  int act;                                  // 0 none, 1 max(0, ·), 6 min(6, max(0, ·))
+  int act;                                  // 0 none, 1 max(0, ·), 6 min(6, max(0, ·)), 3 x · min(6, max(0, x + 3)) / 6
   int groups;                               // of a group normalisation; 0 for a batch normalisation
   float eps;
   int blocks() const { return (channels + PF_LANES - 1) / PF_LANES; }
@@ -69,6 +69,8 @@ struct Loops {
   bool (*max_pool)(const Pool&, const float* x, float* y, Parallel);
   bool (*max_pool_grad)(const Pool&, const float* dy, const float* x, float* dx, Parallel);
   bool (*global_mean)(const Norm&, const float* x, float* y, Parallel);
+  bool (*spread)(const Norm&, const float* x, float* y, Parallel);
+  bool (*scale_channels)(const Norm&, const float* x, const float* scale, float* y, Parallel);
   bool (*to_blocks)(const Norm&, const float* x, float* y, Parallel);
   bool (*from_blocks)(const Norm&, const float* x, float* y, Parallel);
   bool (*sgd)(size_t count, const float* g, const Update&, Parallel);
