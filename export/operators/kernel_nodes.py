@@ -387,7 +387,9 @@ class KernelNodes:
         if small is None:
             return NotImplemented
         scalar = self.emitter.graph.scalar(float(number), out.dtype)
-        return Blocks(self._op("Spread", self.emitter.op("Div", self.emitter.plain(small), scalar), sizes=list(out.shape)))
+        return Blocks(
+            self._op("Spread", self.emitter.op("Div", self.emitter.plain(small), scalar), sizes=list(out.shape))
+        )
 
     def product(self, node: fx.Node, out: Meta, a: Any, b: Any) -> Any:
         """An activation times a number per image and channel."""
@@ -521,7 +523,7 @@ def _is_weight_gradient(node: Any) -> bool:
 
 
 def _first(trace: fx.GraphModule, wanted: Sequence[fx.Node]) -> None:
-    """Move these nodes, and what they are made of, to the beginning of a trace: they are there when they are asked for."""
+    """Move these nodes, and what they are made of, to the beginning of a trace: a gradient asks for them early."""
     place = [node for node in trace.graph.nodes if node.op == "placeholder"][-1]
     there: set[fx.Node] = set()
 

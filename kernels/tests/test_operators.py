@@ -169,7 +169,9 @@ def test_a_convolution_against_a_naive_loop(sizes: list[int]) -> None:
     near(planes(ours, o), naive(x, weight, (sh, sw), (ph, pw), groups))
 
 
-@pytest.mark.parametrize(("added", "act"), [(False, 0), (False, 1), (False, 6), (False, 3), (True, 0), (True, 1), (True, 6)])
+@pytest.mark.parametrize(
+    ("added", "act"), [(False, 0), (False, 1), (False, 6), (False, 3), (True, 0), (True, 1), (True, 6)]
+)
 @pytest.mark.parametrize("shape", [(4, 20, 3, 5), (9, 64, 1, 1), (5, 16, 7, 2)])
 def test_a_batch_normalisation_over_the_real_samples(shape: tuple[int, ...], added: bool, act: int) -> None:
     """Padded samples count in no statistic, and their gradient, which is zero, stays so."""
