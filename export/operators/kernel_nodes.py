@@ -7,7 +7,9 @@ back. What a library of graphs lacks is one operator each (`kernels/src/operator
     BatchNorm, BatchNormGrad               over the real samples, with what is added (a residual) and with the
                                            activation behind it, which needs no pass of its own
     GroupNorm, MaxPool, GlobalMean         and the gradients of the first two
+    Spread, ScaleChannels                  a number per channel to its plane: the mean's gradient; a gate
     Sgd, SgdMomentum                       a parameter's step in one pass
+    ConvWeightGradSgd[Momentum]            a kernel's step while its gradient is in the cache, which is never written
 
 A normalisation is emitted when its result is first asked for: by then it is known what follows it. An operator that is
 not here, or not of such a shape, is translated as in the portable graph, and activations change their order around it.
@@ -52,7 +54,9 @@ IN_BLOCKS = frozenset(  # elementwise, and harmless in the lanes that fill a las
     )
 )
 _SAME = (aten.detach.default, aten.alias.default, aten.clone.default)
-_ACTS = {aten.relu.default: 1, aten.hardtanh.default: 6}
+_ACTS = {aten.relu.default: 1, aten.hardtanh.default: 6, aten.hardswish.default: 3}
+_CONV_BACKWARD = aten.convolution_backward.default
+_BATCH_NORM_BACKWARD = torch.ops.protofleet.batch_norm_backward.default
 
 
 @dataclass
@@ -98,6 +102,10 @@ class KernelNodes:
     _activated: dict[fx.Node, str] = field(default_factory=dict)  # by what was activated
     _activated_alone: dict[str, str] = field(default_factory=dict)  # the bias, by the mean, where nothing was added
     _moves: dict[fx.Node, _Move] = field(default_factory=dict)  # by the parameter's next value
+    _kernel_moves: dict[fx.Node, _Move] = field(default_factory=dict)  # by the convolution that gives the gradient
+    _moved_already: dict[int, list[str]] = field(default_factory=dict)  # by the move's identity: its operator's results
+    _spread: dict[fx.Node, Value] = field(default_factory=dict)  # by the expansion, what is expanded
+    _values: Mapping[fx.Node, Any] = field(default_factory=dict)  # of the trace, as far as it is translated
 
     def __post_init__(self) -> None:
         for node in self.trace.graph.nodes:
@@ -106,6 +114,10 @@ class KernelNodes:
             move = _move_of(node)
             if move is not None:
                 self._moves[node] = move
+                source = _source(move.gradient)
+                if _is_weight_gradient(source) and len(_users(source)) == 1:
+                    self._kernel_moves[source.args[0]] = move
+        _first(self.trace, [move.rate for move in self._kernel_moves.values()])
 
     def _plan(self, node: fx.Node) -> None:
         results = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
@@ -118,7 +130,7 @@ class KernelNodes:
             norm.end, norm.other = users[0], _source(a if _source(b) is norm.end else b)
         users = _users(norm.end)
         acts = [user for user in users if _is_act(user)]
-        if len(acts) == 1 and all(user is acts[0] or _goes_back(user) for user in users):
+        if len(acts) == 1 and all(user is acts[0] or _goes_back(user, acts[0], norm) for user in users):
             norm.act = acts[0]
         self._norms[node] = norm
         if norm.other is not None:
@@ -128,6 +140,7 @@ class KernelNodes:
 
     def __call__(self, node: fx.Node, out: Any, values: Mapping[fx.Node, Any]) -> Any:
         """What a node is translated to, as a translation returns it; NotImplemented where it is not done here."""
+        self._values = values
         if node in self._moves:
             return self._moved(self._moves[node], values)
         args, kwargs = (fx.map_arg(given, lambda n: values[n]) for given in (node.args, node.kwargs))
@@ -153,11 +166,22 @@ class KernelNodes:
             return NotImplemented
         e = self.emitter
         dy = e.blocks(grad)
+        move = self._kernel_moves.get(node)
+        if move is not None and asked[1]:
+            self._moved_already[id(move)] = self._move_kernel(move, self._image(x, sizes), dy, sizes)
         return (
             Blocks(self._op("ConvInputGrad", dy, e.plain(w), sizes=sizes)) if asked[0] else None,
             self._op("ConvWeightGrad", self._image(x, sizes), dy, sizes=sizes) if asked[1] else None,
             self._op("ChannelSums", dy, sizes=list(grad.shape)) if asked[2] else None,
         )
+
+    def _move_kernel(self, move: _Move, image: str, dy: str, sizes: Sequence[int]) -> list[str]:
+        """A kernel's step. The gradient that the trace asks for, too, is needed by nobody then."""
+        kept = [] if move.velocity is None else [move.velocity]
+        names = [self.emitter.plain(self._values[n]) for n in (move.parameter, move.rate, *kept)]
+        kind = "ConvWeightGradSgdMomentum" if kept else "ConvWeightGradSgd"
+        attributes = {"sizes": list(sizes), "momentum": move.momentum, "decay": move.decay, "domain": KERNELS}
+        return self.emitter.graph.ops(kind, image, dy, *names, outputs=1 + len(kept), **attributes)
 
     def _image(self, x: Value, sizes: Sequence[int]) -> str:
         return self.emitter.plain(x) if sizes[-1] else self.emitter.blocks(x)
@@ -222,6 +246,13 @@ class KernelNodes:
         if result.blocks is None or threshold != 0 or len(out.shape) != 4:
             return NotImplemented
         return self._masked(node, out, grad, result, 1, threshold)
+
+    def hardswish_backward(self, node: fx.Node, out: Meta, grad: Value, x: Value) -> Any:
+        """Of an activation that the normalisation holds: its gradient makes the activation's argument again."""
+        name = self._activated.get(_source(node.args[1]))
+        if name is None:
+            return NotImplemented
+        return Value(out.shape, out.dtype, masked=(grad, Value(x.shape, x.dtype, blocks=name), 3), pending=_nothing)
 
     def _masked(self, node: fx.Node, out: Meta, grad: Value, result: Value, act: int, *limits: float) -> Value:
         """The gradient of an activation, made in a pass of its own only where no normalisation takes it."""
@@ -335,11 +366,53 @@ class KernelNodes:
         name = self._op("GlobalMean", self.emitter.blocks(x), sizes=list(x.shape))
         return self.emitter.graph.reshape(name, out.shape) if keepdim else name
 
+    def sum_of_planes(self, node: fx.Node, out: Meta, x: Value, dims: Any, keepdim: bool = False) -> Any:
+        name = self.mean(node, out, x, dims, keepdim) if dims is not None else NotImplemented
+        if name is NotImplemented:
+            return NotImplemented
+        positions = self.emitter.graph.scalar(float(x.shape[2] * x.shape[3]), out.dtype)
+        return self.emitter.op("Mul", name, positions)
+
+    def expand(self, node: fx.Node, out: Meta, x: Value, shape: Any) -> Any:
+        if len(out.shape) != 4 or x.shape != (*out.shape[:2], 1, 1) or out.shape == x.shape or x.fill is not None:
+            return NotImplemented
+        users = list(node.users)
+        if len(users) == 1 and users[0].target is aten.div.Scalar:
+            self._spread[node] = x
+        return Blocks(self._op("Spread", self.emitter.plain(x), sizes=list(out.shape)))
+
+    def divided(self, node: fx.Node, out: Meta, x: Value, number: Any) -> Any:
+        """A mean's gradient: a number per channel is divided, and not all of its plane."""
+        small = self._spread.get(node.args[0])  # type: ignore[arg-type]
+        if small is None:
+            return NotImplemented
+        scalar = self.emitter.graph.scalar(float(number), out.dtype)
+        return Blocks(
+            self._op("Spread", self.emitter.op("Div", self.emitter.plain(small), scalar), sizes=list(out.shape))
+        )
+
+    def product(self, node: fx.Node, out: Meta, a: Any, b: Any) -> Any:
+        """An activation times a number per image and channel."""
+        if not isinstance(a, Value) or not isinstance(b, Value) or len(out.shape) != 4:
+            return NotImplemented
+        small = (*out.shape[:2], 1, 1)
+        image, gate = (a, b) if b.shape == small else (b, a)
+        held = image.blocks is not None or image.pending is not None
+        if image.shape != tuple(out.shape) or gate.shape != small or image.shape == small or not held:
+            return NotImplemented
+        names = self.emitter.blocks(image), self.emitter.blocks(gate)
+        return Blocks(self._op("ScaleChannels", *names, sizes=list(out.shape)))
+
     # ── the optimizer ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _moved(self, move: _Move, values: Mapping[fx.Node, Any]) -> str:
         """SGD in one pass. The nodes that the formula was recorded as are needed by nobody then."""
         e, parameter = self.emitter, values[move.parameter]
+        if id(move) in self._moved_already:
+            made = self._moved_already[id(move)]
+            if move.next_velocity is not None:
+                values[move.next_velocity].plain = made[1]
+            return made[0]
         names = [e.plain(values[n]) for n in (move.parameter, move.gradient, move.rate)]
         attributes = {"sizes": list(parameter.shape), "momentum": move.momentum, "decay": move.decay}
         if move.velocity is None or move.next_velocity is None:
@@ -357,18 +430,28 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: KernelNodes.convolution,
     aten.convolution_backward.default: KernelNodes.convolution_backward,
     _BATCH_NORM: KernelNodes.batch_norm,
-    torch.ops.protofleet.batch_norm_backward.default: KernelNodes.batch_norm_backward,
+    _BATCH_NORM_BACKWARD: KernelNodes.batch_norm_backward,
     aten.add.Tensor: KernelNodes.sum,
     aten.relu.default: KernelNodes.act,
     aten.hardtanh.default: KernelNodes.act,
+    aten.hardswish.default: KernelNodes.act,
     aten.hardtanh_backward.default: KernelNodes.hardtanh_backward,
+    aten.hardswish_backward.default: KernelNodes.hardswish_backward,
     aten.threshold_backward.default: KernelNodes.threshold_backward,
     aten.native_group_norm.default: KernelNodes.group_norm,
     aten.native_group_norm_backward.default: KernelNodes.group_norm_backward,
     aten.max_pool2d_with_indices.default: KernelNodes.max_pool,
     aten.max_pool2d_with_indices_backward.default: KernelNodes.max_pool_backward,
     aten.mean.dim: KernelNodes.mean,
+    aten.sum.dim_IntList: KernelNodes.sum_of_planes,
+    aten.expand.default: KernelNodes.expand,
+    aten.div.Scalar: KernelNodes.divided,
+    aten.mul.Tensor: KernelNodes.product,
 }
+
+
+def _nothing() -> None:
+    """For a value that a normalisation takes in another form; `_plan` has seen that nobody else asks for it."""
 
 
 def _move_of(node: fx.Node) -> _Move | None:
@@ -421,11 +504,42 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _is_act(node: fx.Node) -> bool:
-    return node.target is aten.relu.default or (node.target is aten.hardtanh.default and node.args[1:] == (0.0, 6.0))
+    if node.target is aten.hardtanh.default:
+        return node.args[1:] == (0.0, 6.0)
+    return node.target in (aten.relu.default, aten.hardswish.default)
 
 
-def _goes_back(node: fx.Node) -> bool:
-    return node.target is aten.hardtanh_backward.default and node.args[2:] == (0.0, 6.0)
+def _goes_back(node: fx.Node, act: fx.Node, norm: _Norm) -> bool:
+    """Whether it is the gradient of that activation, which the normalisation's own gradient can take."""
+    if act.target is not aten.hardswish.default:
+        return node.target is aten.hardtanh_backward.default and node.args[2:] == (0.0, 6.0)
+    # of a hard swish nothing is kept that its gradient could be made of, but for the normalisation
+    alone = norm.other is None and node.target is aten.hardswish_backward.default
+    return alone and [user.target for user in node.users] == [_BATCH_NORM_BACKWARD]
+
+
+def _is_weight_gradient(node: Any) -> bool:
+    return _is_call(node, operator.getitem) and node.args[1] == 1 and _is_call(node.args[0], _CONV_BACKWARD)
+
+
+def _first(trace: fx.GraphModule, wanted: Sequence[fx.Node]) -> None:
+    """Move these nodes, and what they are made of, to the beginning of a trace: a gradient asks for them early."""
+    place = [node for node in trace.graph.nodes if node.op == "placeholder"][-1]
+    there: set[fx.Node] = set()
+
+    def go(node: fx.Node) -> None:
+        nonlocal place
+        if node.op == "placeholder" or node in there:
+            return
+        there.add(node)
+        for needed in node.all_input_nodes:
+            go(needed)
+        if place.next is not node:
+            place.append(node)
+        place = node
+
+    for node in wanted:
+        go(node)
 
 
 def _source(node: Any) -> fx.Node:

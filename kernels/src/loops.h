@@ -23,7 +23,7 @@ struct Conv {
 
 struct Norm {
   int batch, channels, positions;           // x: N, C, H·W
-  int act;                                  // 0 none, 1 max(0, ·), 6 min(6, max(0, ·))
+  int act;                                  // 0 none, 1 max(0, ·), 6 min(6, max(0, ·)), 3 x · min(6, max(0, x + 3)) / 6
   int groups;                               // of a group normalisation; 0 for a batch normalisation
   float eps;
   int blocks() const { return (channels + PF_LANES - 1) / PF_LANES; }
@@ -40,12 +40,21 @@ struct Parallel {
   void* runner;
 };
 
+// A parameter's step of SGD: v = momentum · m + g + decay · p, p_next = p − rate · v, m_next = v. Without momentum m and
+// m_next are null.
+struct Update {
+  const float *p, *m;
+  float rate, momentum, decay;
+  float *p_next, *m_next;
+};
+
 // Each returns false where memory is short.
 struct Loops {
   const char* name;
   bool (*conv)(const Conv&, const float* x, const float* w, const float* bias, float* y, Parallel);
   bool (*conv_input_grad)(const Conv&, const float* dy, const float* w, float* dx, Parallel);
-  bool (*conv_weight_grad)(const Conv&, const float* x, const float* dy, float* dw, Parallel);
+  // The weight gradient, or, where an update is given, what it moves the weights to; then dw is null.
+  bool (*conv_weight_grad)(const Conv&, const float* x, const float* dy, float* dw, const Update*, Parallel);
   bool (*channel_sums)(const Norm&, const float* dy, float* sums, Parallel);
   bool (*batch_norm)(const Norm&, const float* x, const float* w, const float* b, const float* real,
                      const float* residual, float* y, float* mean, float* var, Parallel);
@@ -60,10 +69,11 @@ struct Loops {
   bool (*max_pool)(const Pool&, const float* x, float* y, Parallel);
   bool (*max_pool_grad)(const Pool&, const float* dy, const float* x, float* dx, Parallel);
   bool (*global_mean)(const Norm&, const float* x, float* y, Parallel);
+  bool (*spread)(const Norm&, const float* x, float* y, Parallel);
+  bool (*scale_channels)(const Norm&, const float* x, const float* scale, float* y, Parallel);
   bool (*to_blocks)(const Norm&, const float* x, float* y, Parallel);
   bool (*from_blocks)(const Norm&, const float* x, float* y, Parallel);
-  bool (*sgd)(size_t count, const float* p, const float* m, const float* g, float rate, float momentum, float decay,
-              float* p_next, float* m_next, Parallel);
+  bool (*sgd)(size_t count, const float* g, const Update&, Parallel);
 };
 
 const Loops* loops_baseline();

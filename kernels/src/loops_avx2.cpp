@@ -3,6 +3,7 @@
 #define PF_NAME "avx2"
 #define PF_REGISTER 32
 #define PF_TILE 6
+#define PF_SMALL_TILE 4
 #define PF_OUT 1
 #define PF_GRAD 4
 #define PF_ROW 4

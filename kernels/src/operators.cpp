@@ -126,7 +126,7 @@ Shape activation(const Kernel& k) {
 
 bool plan_norm(const Kernel& k) {
   const pf::Norm& n = k.norm;
-  if (!fits({n.batch, n.channels, k.sizes[2], k.sizes[3]}) || (n.act != 0 && n.act != 1 && n.act != 6)) return false;
+  if (!fits({n.batch, n.channels, k.sizes[2], k.sizes[3]}) || (n.act != 0 && n.act != 1 && n.act != 3 && n.act != 6)) return false;
   return n.groups == 0 || (n.channels % n.groups == 0 && PF_LANES % (n.channels / n.groups) == 0);
 }
 
@@ -161,7 +161,26 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], r.out[0], p);
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], r.out[0], nullptr, p);
+     }},
+    {"ConvWeightGradSgd", 4, 4, 1, 13,  // x, dy, the weights, the rate
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = conv_x(k.conv), in[1] = conv_y(k.conv), in[2] = out[0] = conv_w(k.conv), in[3] = vector_of(1);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) {
+       const pf::Update update = {r.in[2], nullptr, *r.in[3], 0, k.decay, r.out[0], nullptr};
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], nullptr, &update, p);
+     }},
+    {"ConvWeightGradSgdMomentum", 5, 5, 2, 13,  // x, dy, the weights, the rate, their velocity
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = conv_x(k.conv), in[1] = conv_y(k.conv), in[3] = vector_of(1);
+       in[2] = in[4] = out[0] = out[1] = conv_w(k.conv);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) {
+       const pf::Update update = {r.in[2], r.in[4], *r.in[3], k.momentum, k.decay, r.out[0], r.out[1]};
+       return loops().conv_weight_grad(k.conv, r.in[0], r.in[1], nullptr, &update, p);
      }},
     {"ChannelSums", 1, 1, 1, 4,
      [](const Kernel& k, Shape* in, Shape* out) {
@@ -192,7 +211,7 @@ const Kind kKinds[] = {
      [](const Kernel& k, Shape* in, Shape* out) {
        in[0] = in[1] = in[6] = out[0] = out[3] = activation(k), in[5] = vector_of(k.norm.batch);
        in[2] = in[3] = in[4] = out[1] = out[2] = vector_of(k.norm.channels);
-       return true;
+       return k.norm.act != 3;  // whose result does not say what it was made of
      },
      [](const Kernel& k, const Run& r, P p) {
        return loops().batch_norm_grad(k.norm, r.in[0], r.in[1], r.in[6], r.in[2], nullptr, r.in[3], r.in[4], r.in[5],
@@ -239,6 +258,18 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) { return loops().global_mean(k.norm, r.in[0], r.out[0], p); }},
+    {"Spread", 1, 1, 1, 4,  // a number per image and channel, to every pixel of its plane
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = matrix(k.norm.batch, k.norm.channels), out[0] = activation(k);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) { return loops().spread(k.norm, r.in[0], r.out[0], p); }},
+    {"ScaleChannels", 2, 2, 1, 4,  // x, and in blocks of channels a number per image and channel
+     [](const Kernel& k, Shape* in, Shape* out) {
+       in[0] = out[0] = activation(k), in[1] = blocked(k.norm.batch, k.norm.blocks(), 1, 1);
+       return true;
+     },
+     [](const Kernel& k, const Run& r, P p) { return loops().scale_channels(k.norm, r.in[0], r.in[1], r.out[0], p); }},
     {"ToBlocks", 1, 1, 1, 4,
      [](const Kernel& k, Shape* in, Shape* out) {
        in[0] = planes(k.norm.batch, k.norm.channels, k.sizes[2], k.sizes[3]), out[0] = activation(k);
@@ -257,7 +288,8 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().sgd(k.out[0].size(), r.in[0], nullptr, r.in[1], *r.in[2], 0, k.decay, r.out[0], nullptr, p);
+       const pf::Update update = {r.in[0], nullptr, *r.in[2], 0, k.decay, r.out[0], nullptr};
+       return loops().sgd(k.out[0].size(), r.in[1], update, p);
      }},
     {"SgdMomentum", 4, 4, 2, kAnyShape,  // a parameter, its gradient, the rate, its velocity
      [](const Kernel& k, Shape* in, Shape* out) {
@@ -265,8 +297,8 @@ const Kind kKinds[] = {
        return true;
      },
      [](const Kernel& k, const Run& r, P p) {
-       return loops().sgd(k.out[0].size(), r.in[0], r.in[3], r.in[1], *r.in[2], k.momentum, k.decay, r.out[0],
-                          r.out[1], p);
+       const pf::Update update = {r.in[0], r.in[3], *r.in[2], k.momentum, k.decay, r.out[0], r.out[1]};
+       return loops().sgd(k.out[0].size(), r.in[1], update, p);
      }},
 };
 

@@ -68,7 +68,7 @@ void compare(const char* what, const pf::Conv& c, const Tensor& ours, const std:
 void one_convolution(const pf::Loops& loops) {
   pf::Conv c{};
   const int kind = draw(0, 3);
-  c.batch = draw(1, 3), c.height = draw(1, 12), c.width = draw(1, 12);
+  c.batch = draw(1, 6), c.height = draw(1, 12), c.width = draw(1, 12);
   c.rows = draw(1, 4), c.columns = draw(1, 4);
   if (draw(0, 1)) c.rows = c.columns = draw(0, 1) ? 3 : 1;
   c.stride_y = draw(1, 3), c.stride_x = draw(1, 3), c.pad_y = draw(0, c.rows - 1), c.pad_x = draw(0, c.columns - 1);
@@ -102,8 +102,16 @@ void one_convolution(const pf::Loops& loops) {
   Tensor ours(size_t(c.batch) * c.output_blocks() * out * PF_LANES, NAN), gradient(w.size(), NAN);
   loops.conv(c, image.data(), w.data(), nullptr, ours.data(), kSerial);
   compare("convolution", c, planes(ours, c.batch, c.outputs, out), y);
-  loops.conv_weight_grad(c, image.data(), grad.data(), gradient.data(), kSerial);
+  loops.conv_weight_grad(c, image.data(), grad.data(), gradient.data(), nullptr, kSerial);
   compare("weight gradient", c, gradient, dw);
+  const Tensor velocity = normal(w.size());
+  Tensor next(w.size(), NAN), next_velocity(w.size(), NAN);
+  const pf::Update update = {w.data(), velocity.data(), 0.1f, 0.9f, 0.01f, next.data(), next_velocity.data()};
+  loops.conv_weight_grad(c, image.data(), grad.data(), nullptr, &update, kSerial);
+  std::vector<double> moved(w.size()), faster(w.size());
+  for (size_t i = 0; i < w.size(); ++i)
+    faster[i] = 0.9 * velocity[i] + (gradient[i] + 0.01 * w[i]), moved[i] = w[i] - 0.1 * faster[i];
+  compare("velocity", c, next_velocity, faster), compare("step", c, next, moved);
   if (c.planar) return;
   Tensor back(image.size(), NAN);
   loops.conv_input_grad(c, grad.data(), w.data(), back.data(), kSerial);
@@ -111,8 +119,9 @@ void one_convolution(const pf::Loops& loops) {
 }
 
 void one_normalisation(const pf::Loops& loops) {  // for sanitizers: numbers are compared in test_operators.py
-  pf::Norm n{draw(1, 4), draw(1, 50), draw(1, 30), draw(0, 2) * 3, 0, 1e-5f};
-  if (n.act == 3) n.act = 1;
+  pf::Norm n{draw(1, 4), draw(1, 50), draw(1, 30), draw(0, 3) * 2, 0, 1e-5f};
+  if (n.act == 2) n.act = 1;
+  if (n.act == 4) n.act = 3;
   const size_t size = size_t(n.batch) * n.blocks() * n.positions * PF_LANES;
   const Tensor x = normal(size), dy = normal(size), w = normal(n.channels), b = normal(n.channels);
   const Tensor real(n.batch, 1.0f);
@@ -126,6 +135,9 @@ void one_normalisation(const pf::Loops& loops) {  // for sanitizers: numbers are
   loops.to_blocks(n, flat.data(), dx.data(), kSerial);
   Tensor averages(size_t(n.batch) * n.channels);
   loops.global_mean(n, x.data(), averages.data(), kSerial);
+  loops.spread(n, averages.data(), dx.data(), kSerial);
+  const Tensor gate = normal(size_t(n.batch) * n.blocks() * PF_LANES);
+  loops.scale_channels(n, x.data(), gate.data(), y.data(), kSerial);
   n.act = 0, n.groups = n.channels;
   Tensor centre(size_t(n.batch) * n.groups), root(centre.size());
   loops.group_norm(n, x.data(), w.data(), b.data(), y.data(), centre.data(), root.data(), kSerial);

@@ -46,6 +46,19 @@ def drawn_convolution(rng: np.random.Generator, kind: str) -> list[int]:
     return [n, c, h, w, o, kh, kw, sh, sw, ph, pw, groups, int(kind == "planar")]
 
 
+# arguments: the tensors of the operator
+def moved_alike(image: Array, grad: Array, weight: Array, gradient: Array, sizes: list[int], threads: int = 1) -> None:
+    """A kernel's step in the operator that makes its gradient is, to the bit, that of the gradient by itself."""
+    velocity, rate = weight[::-1].copy(), np.float32(0.1)
+    settings: dict[str, Any] = {"momentum": 0.9, "decay": 0.01}
+    ours = run("ConvWeightGradSgdMomentum", [image, grad, weight, rate, velocity], 2, sizes, threads, **settings)
+    apart = run("SgdMomentum", [weight, gradient, rate, velocity], 2, weight.shape, threads, **settings)
+    assert all(np.array_equal(a, b) for a, b in zip(ours, apart, strict=True))
+    settings["momentum"] = 0.0
+    ours = run("ConvWeightGradSgd", [image, grad, weight, rate], 1, sizes, threads, **settings)
+    assert np.array_equal(ours[0], run("Sgd", [weight, gradient, rate], 1, weight.shape, threads, **settings)[0])
+
+
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["dense", "depthwise", "grouped", "planar"])
 def test_a_convolution_and_its_gradients(kind: str, seed: int) -> None:
@@ -62,14 +75,52 @@ def test_a_convolution_and_its_gradients(kind: str, seed: int) -> None:
     y.backward(torch.from_numpy(dy).double())
     image, grad = x if planar else blocks(x), blocks(dy)
     near(planes(run("Conv", [image, weight, bias], 1, sizes, threads)[0], o), y)
-    near(run("ConvWeightGrad", [image, grad], 1, sizes, threads)[0], exact_w.grad)
+    gradient = run("ConvWeightGrad", [image, grad], 1, sizes, threads)[0]
+    near(gradient, exact_w.grad)
+    moved_alike(image, grad, weight, gradient, sizes, threads)
     if not planar:
         near(planes(run("ConvInputGrad", [grad, weight], 1, sizes, threads)[0], c), exact_x.grad)
     if exact_b is not None:
         near(run("ChannelSums", [grad], 1, dy.shape, threads)[0], exact_b.grad)
 
 
-@pytest.mark.parametrize("shape", [(2, 32, 8, 8, 32), (3, 40, 14, 13, 64), (2, 64, 4, 7, 24), (5, 33, 9, 5, 49)])
+@pytest.mark.parametrize("sizes", [
+    [16, 20, 2, 2, 24, 3, 3, 1, 1, 1, 1, 1, 0],
+    [5, 33, 1, 1, 40, 3, 3, 1, 1, 1, 1, 1, 0],
+    [9, 17, 4, 4, 36, 3, 3, 2, 2, 1, 1, 1, 0],
+    [20, 32, 3, 5, 32, 5, 5, 1, 2, 2, 2, 1, 0],
+    [16, 64, 4, 3, 32, 3, 3, 2, 1, 1, 1, 2, 0],
+    [17, 48, 8, 8, 20, 1, 1, 2, 2, 0, 0, 1, 0],
+    [3, 16, 40, 40, 16, 1, 1, 1, 1, 0, 0, 1, 0],
+    [6, 160, 17, 19, 24, 3, 3, 2, 2, 1, 1, 1, 0],
+    [2, 3, 35, 33, 40, 7, 7, 2, 2, 3, 3, 1, 1],
+    [6, 2, 9, 40, 20, 3, 2, 1, 3, 1, 0, 1, 1],
+])  # fmt: skip
+def test_a_convolution_of_a_small_plane_and_one_of_many_pixels(sizes: list[int]) -> None:
+    """Planes whose taps lie beyond the edge for the most part, passes over parts of a batch, and first layers."""
+    rng = np.random.default_rng(sizes[0])
+    n, c, h, w, o, kh, kw, sh, sw, ph, pw, groups, planar = sizes
+    x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((n, c, h, w), (o, c // groups, kh, kw)))
+    bias = rng.standard_normal(o).astype(np.float32)
+    exact_x, exact_w = (torch.from_numpy(v).double().requires_grad_() for v in (x, weight))
+    y = nn.functional.conv2d(exact_x, exact_w, torch.from_numpy(bias).double(), (sh, sw), (ph, pw), 1, groups)
+    dy = rng.standard_normal(tuple(y.shape)).astype(np.float32)
+    y.backward(torch.from_numpy(dy).double())
+    image, grad = x if planar else blocks(x), blocks(dy)
+    ours = [run("Conv", [image, weight, bias], 1, sizes, threads)[0] for threads in (1, 3)]
+    near(planes(ours[0], o), y)
+    gradients = [run("ConvWeightGrad", [image, grad], 1, sizes, threads)[0] for threads in (1, 3)]
+    near(gradients[0], exact_w.grad)
+    moved_alike(image, grad, weight, gradients[0], sizes, 2)
+    pairs = [ours, gradients]
+    if not planar:
+        pairs.append([run("ConvInputGrad", [grad, weight], 1, sizes, threads)[0] for threads in (1, 3)])
+        near(planes(pairs[-1][0], c), exact_x.grad)
+    assert all(np.array_equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 8, 8, 32), (3, 40, 14, 13, 64), (2, 64, 4, 7, 24), (5, 33, 9, 6, 49),
+                                   (16, 144, 4, 4, 80), (9, 24, 28, 20, 40)])  # fmt: skip
 def test_a_convolution_with_fewer_products(shape: tuple[int, ...]) -> None:
     """3 × 3 by Winograd's tiles of 4 × 4: transforms with numbers up to 8, so four times what rounding else gives."""
     rng = np.random.default_rng(shape[1])
@@ -86,6 +137,7 @@ def test_a_convolution_with_fewer_products(shape: tuple[int, ...]) -> None:
     near(run("ConvWeightGrad", [image, grad], 1, sizes, 2)[0], exact_w.grad, 4 * FAR)
     same = [run("ConvWeightGrad", [image, grad], 1, sizes, threads)[0] for threads in (1, 3)]
     assert np.array_equal(*same)
+    moved_alike(image, grad, weight, same[0], sizes)
 
 
 def naive(x: Array, w: Array, stride: tuple[int, int], padding: tuple[int, int], groups: int) -> Array:
@@ -117,8 +169,9 @@ def test_a_convolution_against_a_naive_loop(sizes: list[int]) -> None:
     near(planes(ours, o), naive(x, weight, (sh, sw), (ph, pw), groups))
 
 
-@pytest.mark.parametrize("act", [0, 1, 6])
-@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(
+    ("added", "act"), [(False, 0), (False, 1), (False, 6), (False, 3), (True, 0), (True, 1), (True, 6)]
+)
 @pytest.mark.parametrize("shape", [(4, 20, 3, 5), (9, 64, 1, 1), (5, 16, 7, 2)])
 def test_a_batch_normalisation_over_the_real_samples(shape: tuple[int, ...], added: bool, act: int) -> None:
     """Padded samples count in no statistic, and their gradient, which is zero, stays so."""
@@ -137,7 +190,7 @@ def test_a_batch_normalisation_over_the_real_samples(shape: tuple[int, ...], add
     column = (1, c, 1, 1)
     y = (ex - mean.view(column)) * torch.rsqrt(variance + 1e-5).view(column) * ew.view(column) + eb.view(column)
     y = y if eo is None else y + eo
-    y = {0: y, 1: y.clamp(min=0), 6: y.clamp(0, 6)}[act]
+    y = {0: y, 1: y.clamp(min=0), 6: y.clamp(0, 6), 3: nn.functional.hardswish(y)}[act]
     y.backward(torch.from_numpy(dy).double())
     held = None if other is None else blocks(other)
     sizes = [*shape, act]
@@ -175,7 +228,8 @@ def test_a_group_normalisation(channels: int, groups: int) -> None:
 
 
 @pytest.mark.parametrize(("plane", "kernel", "stride", "padding"),
-                         [((8, 6), 2, 2, 0), ((9, 9), 3, 2, 1), ((5, 7), 3, 1, 0), ((4, 4), 4, 4, 0)])  # fmt: skip
+                         [((8, 6), 2, 2, 0), ((9, 9), 3, 2, 1), ((5, 7), 3, 1, 0), ((4, 4), 4, 4, 0),
+                          ((7, 9), 2, 2, 0), ((5, 6), 2, 1, 1)])  # fmt: skip
 def test_a_max_pooling_gives_its_gradient_to_the_first_of_the_largest(
     plane: tuple[int, int], kernel: int, stride: int, padding: int
 ) -> None:
@@ -198,7 +252,20 @@ def test_blocks_means_and_the_way_back() -> None:
     near(run("GlobalMean", [held], 1, x.shape)[0], x.astype(np.float64).mean((2, 3)))
 
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (40, 30, 3, 3)])
+def test_a_number_per_channel_goes_to_its_plane() -> None:
+    rng = np.random.default_rng(0)
+    x, gate = (rng.standard_normal(s).astype(np.float32) for s in ((3, 21, 4, 5), (3, 21, 1, 1)))
+    spread = run("Spread", [gate.reshape(3, 21)], 1, x.shape)[0]
+    assert np.array_equal(spread, blocks(np.broadcast_to(gate, x.shape)))
+    assert np.array_equal(run("ScaleChannels", [blocks(x), blocks(gate)], 1, x.shape)[0], blocks(x * gate))
+
+
+def test_the_gradient_of_a_hard_swish_is_not_made_of_its_result() -> None:
+    with pytest.raises(ort.capi.onnxruntime_pybind11_state.RuntimeException, match="make no sense"):
+        session("BatchNormAddGrad", [True] * 7, 4, {"sizes": [1, 16, 2, 2, 3], "eps": 1e-5})
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (40, 30, 3, 3), (1024, 515)])
 def test_a_step_of_sgd(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     p, g, m = (rng.standard_normal(shape).astype(np.float32) for _ in range(3))

@@ -50,23 +50,43 @@ def test_normalisation_activation_and_residual_are_one_operator():
     """Between two convolutions nothing is left but it, and no order changes."""
     found = kinds(exported(device("short mobilenet_v2", "fedproto")))
     convolutions = found["Conv"]
-    assert found["BatchNorm"] == found["BatchNormGrad"] == found["ConvWeightGrad"] == convolutions
+    assert found["BatchNorm"] == found["BatchNormGrad"] == found["ConvWeightGradSgdMomentum"] == convolutions
     assert found["ConvInputGrad"] == convolutions - 1  # nobody asks for the gradient of the images
     assert found["FromBlocks"] == 0
-    assert found["ToBlocks"] == 1  # the gradient of the mean over the last plane
+    assert found["ToBlocks"] == 0
+    assert found["Spread"] == 1  # the gradient of the mean over the last plane
     residual = exported(device("short resnet", "fedproto"))
     assert kinds(residual)["BatchNormAddGrad"] == 2
     assert sum(len(node.input) == 5 for node in residual.graph.node if node.op_type == "BatchNorm") == 2
-    assert not {"Relu", "BatchNormalization"} & {n.op_type for n in residual.graph.node[5:]}
+    left = Counter(node.op_type for node in residual.graph.node)
+    assert left["Relu"] == 0
+    assert left["BatchNormalization"] == 1  # of the images
 
 
 def test_the_update_is_one_operator_for_each_trained_tensor():
     dev = device("short mobilenet_v2", "fedproto")
     model = exported(dev)
-    assert kinds(model)["SgdMomentum"] == len(dev.plan.names("param"))
+    found = kinds(model)
+    assert found["ConvWeightGrad"] == 0  # a kernel's gradient is never written
+    assert found["ConvWeightGradSgdMomentum"] == found["Conv"]
+    assert found["SgdMomentum"] + found["Conv"] == len(dev.plan.names("param"))
     assert {value.name for value in model.graph.output} == {
         value.name for value in onnx.load_from_string(dev.graph).graph.output
     }
+
+
+def test_a_gate_and_a_hard_swish_stay_in_blocks():
+    """Of a gated block: its mean, its product with the gate, and both of their gradients change no order."""
+    model = exported(device("short mobilenet_v3", "fedproto"))
+    left = Counter(node.op_type for node in model.graph.node)
+    gates = left["GlobalMean"] // 2  # a gate's mean, and the sum that is its gradient; the last mean gives the features
+    assert gates > 0
+    assert left["ScaleChannels"] == 2 * gates
+    assert left["Spread"] == gates + 1
+    norms = [node for node in model.graph.node if node.op_type == "BatchNorm"]
+    acts = {each.ints[4] for node in norms for each in node.attribute if each.name == "sizes"}
+    assert acts == {0, 1, 3}
+    assert left["HardSwish"] == 0
 
 
 class Odd(nn.Module):
