@@ -86,9 +86,10 @@ def measure(folder: Path, turns: int, threads: Sequence[int], seconds: float) ->
     for key in map(str, threads):
         suite.setdefault(key, [float("inf")] * len(cases()))
         times.setdefault(key, [float("inf")] * len(found))
-    watch = Watch()
+    watch, memory_gb_s = Watch(), before.get("memory_gb_s", 0.0)
     for turn in range(before["turns"], before["turns"] + turns):
         once = measure_suite(threads, lambda line: None, turns=1)
+        memory_gb_s = max(memory_gb_s, once.memory_gb_s)
         for count in threads:
             key = str(count)
             suite[key] = [min(pair) for pair in zip(suite[key], once.ms[count], strict=True)]
@@ -96,7 +97,8 @@ def measure(folder: Path, turns: int, threads: Sequence[int], seconds: float) ->
                 times[key][index] = min(times[key][index], subject_ms(subject, count, seconds))
         others = watch.load().others
         ahead = os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)  # as under `chrt -f 10`
-        table = {"turns": turn + 1, "others": others, "ahead": ahead, "suite": suite, "subjects": times}
+        table = {"turns": turn + 1, "others": others, "ahead": ahead, "memory_gb_s": memory_gb_s}
+        table |= {"suite": suite, "subjects": times}
         kept.write_text(json.dumps(table), encoding="utf-8")
         print(f"turn {turn + 1}: others took {others or 0:.2f} processors", flush=True)
     return json.loads(kept.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -112,7 +114,9 @@ def tables(folder: Path, measured: dict[str, Any]) -> list[str]:
     """The page's lines."""
     found = subjects(folder)
     ms = {int(count): times for count, times in sorted(measured["suite"].items())}
-    text, calibration = device_text("calibrated", Measured(ms, measured["others"], None, 0.0, None))
+    text, calibration = device_text(
+        "calibrated", Measured(ms, measured["others"], None, 0.0, None, measured["memory_gb_s"])
+    )
     device = parse_devices(text, "here")[0]
     host = load_devices()["host"]
     workloads = [workload_of(subject) for subject in found]
@@ -190,7 +194,8 @@ def _transfer(
             number = min(wanted, len(rows))
             picked = [rows[int((place + 0.5) * len(rows) / number)] for place in range(number)] if number else []
             amounts = np.array([cases()[index].amounts for index in picked]).reshape(number, len(AMOUNTS))
-            costs = np.exp(fit_costs(amounts, np.array(ms[1])[picked], prior).log_ms)
+            whole = np.array([cases()[index].whole for index in picked], bool)
+            costs = np.exp(fit_costs(amounts, np.array(ms[1])[picked], prior, whole).log_ms)
             errors = []
             for subject, (workload, _), real in zip(found, workloads, measured["subjects"]["1"], strict=True):
                 if subject["part"] == part:

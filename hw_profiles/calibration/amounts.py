@@ -1,14 +1,19 @@
 """What a graph asks of ONNX Runtime on a CPU, in amounts that each cost so many nanoseconds on a board.
 
     run, launch, view       calls of a session; operators started; those that only look at bytes in another shape
+    launch near, far        … of whose own things a core's cache, or one that is shared, has lost what it had a run ago
+    divided                 operators that are large enough for more than one thread: they wait for each other
+    code near, far          operators whose instructions were lost since the last one of their kind
     pointwise, window, …    multiply-accumulates of convolutions by kind, as the blocks of channels make them up
     edges                   … of one column of a convolution's picture: small pictures fill vectors badly
     window rows             rows of a picture that a convolution by channel or group begins
     gemm, gemm left, right, made   multiply-accumulates of products, and what they read and write
+    columns                 numbers of windows that lie side by side for a product
+    packed                  numbers of a constant second operand, which a runtime has laid out in blocks
     pieces, vector          products of a batch; numbers read by products with a vector
     pass, two, slow, …      elements that unary, binary, exponential and other operators work through
     runs …                  how often they begin anew (`workload.spans`)
-    near, far               elements that were last touched some 1 and 16 MB ago (`workload.reuse`): in a network that
+    near, far               elements that were last touched some 1 and 24 MB ago (`workload.reuse`): in a network that
                             runs again and again, all weights of a run and little else
     reorder                 elements between convolutions, which keep channels in blocks, and what does not
 
@@ -25,24 +30,29 @@ from numpy.typing import NDArray
 
 from protofleet.hw_profiles.workload.fusion import fused_layers
 from protofleet.hw_profiles.workload.model import ConvShape, Layer, Workload
-from protofleet.hw_profiles.workload.reuse import Touch, touches
+from protofleet.hw_profiles.workload.reuse import Touch, constant_layers, copied_view, touches
 
 __all__ = ["AMOUNTS", "amounts_of", "is_step", "layer_amounts"]
 
 AMOUNTS = (
-    "run", "launch", "view",
+    "run", "launch", "view", "launch near", "launch far", "divided", "code near", "code far",
     "pointwise", "window", "first", "depthwise", "grouped", "narrow groups", "edges", "window rows",
-    "conv in", "conv out", "weights", "transposed",
-    "gemm", "gemm left", "gemm right", "gemm made", "pieces", "vector",
-    "pass", "two", "slow", "gates", "fused", "norm", "pool", "reduce", "turn", "softmax",
+    "conv in", "conv out", "weights",
+    "gemm", "gemm left", "gemm right", "gemm made", "packed", "columns", "pieces", "vector",
+    "pass", "two", "slow", "gates", "fused", "norm", "pool", "reduce", "turn", "turned rows", "softmax",
     "cut", "padded", "joined", "repeated", "gathered",
-    "runs two", "runs cut", "runs padded", "runs joined", "runs repeated", "runs turn", "runs reduce", "runs norm",
+    "runs two", "runs cut", "runs padded", "runs joined", "runs repeated", "runs turn", "runs turned rows",
+    "runs reduce", "runs norm",
     "near", "far", "reorder",
 )  # fmt: skip
 _INDEX = {name: index for index, name in enumerate(AMOUNTS)}
 _BLOCK = 16  # channels that a vector holds, of the widest processors
 _FEW_INPUTS = 8  # a first convolution reads planes as they are
-_NEAR, _FAR = 1 << 20, 1 << 24  # bytes: what a core's own cache holds, and what one that is shared does
+_NEAR, _FAR = 1 << 20, 24 << 20  # bytes: what a core's own cache holds, and what one that is shared does
+_PAIRWISE = ("Sum", "Max", "Min", "Mean")  # of many, a runtime adds one after another to what it has
+_WINDOWS = ("Conv", "ConvTranspose")
+_DIVIDED_MACS, _DIVIDED = 1 << 16, 1 << 14  # multiply-accumulates and elements beyond which an operator is divided
+_OWN = ("node", "code")  # touches of the runtime's own
 _SLOW = frozenset(("Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Sqrt", "Reciprocal", "Div"))
 _GATES = frozenset(("HardSwish", "HardSigmoid", "Elu", "Selu", "Celu", "LeakyRelu", "PRelu", "Gelu", "Mish"))
 _TURNS = frozenset(("Transpose", "DepthToSpace", "SpaceToDepth"))
@@ -73,8 +83,11 @@ def layer_amounts(workload: Workload, *, training: bool, between: float = 0.0) -
     fused = frozenset() if training else fused_layers(workload)
     rows = _training(workload) if training else _inference(workload, fused)
     for row, touched in zip(rows, touches(workload, between=between, inside=fused), strict=True):
-        row[_INDEX["near"]] = _beyond(touched, _NEAR)
-        row[_INDEX["far"]] = _beyond(touched, _FAR)
+        numbers = [touch for touch in touched if touch.kind not in _OWN]
+        row[_INDEX["near"]], row[_INDEX["far"]] = _beyond(numbers, _NEAR), _beyond(numbers, _FAR)
+        for name, kind in (("launch", "node"), ("code", "code")):
+            own = [touch for touch in touched if touch.kind == kind]
+            row[_INDEX[f"{name} near"]], row[_INDEX[f"{name} far"]] = _beyond(own, _NEAR), _beyond(own, _FAR)
     rows[0][_INDEX["run"]] = 1.0
     return rows
 
@@ -85,7 +98,16 @@ def _beyond(touched: list[Touch], size: int) -> float:
 
 
 def _training(workload: Workload) -> list[NDArray[np.float64]]:
-    return [_row(_plain(layer, workload)) for layer in workload.layers]
+    fixed = constant_layers(workload)
+    rows = []
+    for layer in workload.layers:
+        if layer.name in fixed:
+            rows.append(_row({}))
+        elif layer.op in _WINDOWS:
+            rows.append(_row({"launch": 1.0, "divided": _divided(layer, workload)} | _window_products(layer, workload)))
+        else:
+            rows.append(_row(_plain(layer, workload)))
+    return rows
 
 
 def _inference(workload: Workload, fused: frozenset[str]) -> list[NDArray[np.float64]]:
@@ -132,11 +154,12 @@ def _reordered(layer: Layer, workload: Workload, blocked: set[str]) -> float:
 def _plain(layer: Layer, workload: Workload) -> dict[str, float]:
     """What one operator that is run by itself asks for."""
     if layer.kind == "view":
-        return {"view": 1.0}
+        copied = float(_written(layer, workload)) if copied_view(layer, workload) else 0.0
+        return {"view": 1.0, "joined": copied}
     written, read = _written(layer, workload), workload.elements(layer.reads)
-    found = {"launch": 1.0}
+    found = {"launch": 1.0, "divided": _divided(layer, workload)}
     if layer.op == "ConvTranspose":
-        return found | {"transposed": float(layer.macs), "conv in": float(read), "conv out": float(written)}
+        return found | _window_products(layer, workload)
     if layer.conv is not None:
         return found | _conv(layer, layer.conv, workload)
     if layer.gemms:
@@ -167,6 +190,31 @@ def _conv(layer: Layer, shape: ConvShape, workload: Workload) -> dict[str, float
     return found | {kind: macs, "edges": macs / columns}
 
 
+def _window_products(layer: Layer, workload: Workload) -> dict[str, float]:
+    """A convolution whose kernel changes from run to run: for each photo and group a product, and its columns.
+
+    The columns of all windows lie side by side before the product, or after it, when what it made is summed up.
+    """
+    (batch, channels, *places), (_, _, *kernel) = (workload.tensors[name].shape for name in layer.reads[:2])
+    made = workload.tensors[layer.writes[0]].shape
+    taps = prod(kernel)
+    if layer.op == "ConvTranspose":
+        m, k, n = made[1] * taps, channels, prod(places)
+        right, columns = k * n, m * n
+    else:
+        m, k, n = made[1], channels * taps, prod(made[2:])
+        right = columns = k * n
+    groups = max(1, round(m * k * n * batch / max(1, layer.macs)))
+    return {
+        "gemm": float(batch * m * k * _blocks(n)) / groups,
+        "gemm left": float(batch * m * k) / groups,
+        "gemm right": float(batch * right),
+        "gemm made": float(batch * m * n),
+        "columns": float(batch * columns) if taps > 1 else 0.0,
+        "pieces": float(batch * groups),
+    }
+
+
 def _narrow(shape: ConvShape) -> bool:
     """Whether its groups are no whole blocks of channels."""
     return shape.groups > 1 and shape.groups != shape.c_in and (shape.c_in // shape.groups) % _BLOCK > 0
@@ -177,10 +225,15 @@ def _blocks(channels: int) -> int:
 
 
 def _products(layer: Layer) -> dict[str, float]:
-    found = dict.fromkeys(("gemm", "gemm left", "gemm right", "gemm made", "pieces", "vector"), 0.0)
+    found = dict.fromkeys(("gemm", "gemm left", "gemm right", "gemm made", "packed", "pieces", "vector"), 0.0)
     for gemm in layer.gemms:
         count = gemm.count
-        if gemm.n == 1 or gemm.m == 1:
+        if layer.packed:  # a vector, too, in a block of its own
+            found["gemm"] += count * gemm.m * gemm.k * _blocks(gemm.n)
+            found["gemm left"] += count * gemm.m * gemm.k
+            found["packed"] += count * gemm.k * _blocks(gemm.n)
+            found["gemm made"] += count * gemm.m * gemm.n
+        elif gemm.n == 1 or gemm.m == 1:
             found["vector"] += count * gemm.k * gemm.m * gemm.n
             found["gemm made"] += count * gemm.m * gemm.n
         else:
@@ -194,6 +247,8 @@ def _products(layer: Layer) -> dict[str, float]:
 
 def _pass(layer: Layer, workload: Workload, written: float, read: float) -> dict[str, float]:
     moved, span = written + read, float(layer.span or max(1, written))
+    if layer.op in _PAIRWISE and len(layer.reads) > 1:
+        moved = 3 * (len(layer.reads) - 1) * written
     runs = max(written, read) / span
     if layer.kind == "pool":
         return {"pool": float(layer.vector_ops) + moved}
@@ -204,7 +259,9 @@ def _pass(layer: Layer, workload: Workload, written: float, read: float) -> dict
     if layer.kind == "reduce":
         return {"reduce": moved, "runs reduce": runs}
     if layer.op in _TURNS:
-        return {"turn": written, "runs turn": runs}
+        if layer.span > 1:
+            return {"turned rows": written, "runs turned rows": runs}
+        return {"turn": written, "runs turn": written / max(1, workload.tensors[layer.writes[0]].shape[-1])}
     if layer.kind == "move":
         kind = _MOVES.get(layer.op, "gathered")
         return {kind: written} if kind == "gathered" else {kind: written, f"runs {kind}": written / span}
@@ -215,6 +272,15 @@ def _pass(layer: Layer, workload: Workload, written: float, read: float) -> dict
     if len(layer.reads) > 1:
         return {"two": moved, "runs two": written / span}
     return {"pass": moved}
+
+
+def _divided(layer: Layer, workload: Workload) -> float:
+    """1 for an operator that a runtime divides among its threads."""
+    if layer.macs:
+        return float(layer.macs > _DIVIDED_MACS)
+    if layer.kind == "elementwise":
+        return float(_written(layer, workload) > _DIVIDED)
+    return float(layer.kind in ("pool", "reduce", "softmax") or (layer.op == "Transpose" and layer.span == 1))
 
 
 def _written(layer: Layer, workload: Workload) -> int:

@@ -10,7 +10,6 @@ Found by Levenberg and Marquardt's steps; the curvature at the end is what the i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,21 +20,23 @@ from protofleet.hw_profiles.calibration.amounts import AMOUNTS
 __all__ = ["Costs", "datasheet_costs", "fit_costs"]
 
 _NOISE = 0.08  # of one graph, in natural logarithms, beside what the model cannot follow
+_WHOLE = 0.35  # of the noise of a whole network or step: each counts as eight small graphs
 _FLOOR_MS = 2e-3  # that a clock and a call add to the doubt of a small graph
 _SD_GROUP, _SD_AMOUNT = 1.0, 0.8
 _STEPS = 60
-_STARTING = ("run", "launch", "view")
+_STARTING = ("run", "launch", "view", "launch near", "launch far", "divided", "code near", "code far")
 _ARITHMETIC = (
-    "pointwise", "window", "first", "depthwise", "grouped", "narrow groups", "edges", "transposed", "gemm",
+    "pointwise", "window", "first", "depthwise", "grouped", "narrow groups", "edges", "gemm",
 )  # fmt: skip
 # What one unit takes by the data sheet: multiply-accumulates at half the peak rate, elements of 4 bytes at half the
 # memory's or of a cache of 8 times its rate, runs and starts in cycles. Not searched.
 _CYCLES = {
-    "run": 20_000.0, "launch": 3_000.0, "view": 1_500.0, "pieces": 200.0, "window rows": 20.0, "runs two": 20.0,
-    "runs cut": 10.0, "runs padded": 20.0, "runs joined": 20.0, "runs repeated": 20.0, "runs turn": 10.0,
-    "runs reduce": 20.0, "runs norm": 20.0,
+    "run": 20_000.0, "launch": 3_000.0, "view": 1_500.0, "launch near": 1_000.0, "launch far": 5_000.0,
+    "divided": 10_000.0, "code near": 2_000.0, "code far": 10_000.0, "pieces": 200.0, "window rows": 20.0,
+    "runs two": 20.0, "runs cut": 10.0, "runs padded": 20.0, "runs joined": 20.0, "runs repeated": 20.0,
+    "runs turn": 10.0, "runs turned rows": 20.0, "runs reduce": 20.0, "runs norm": 20.0,
 }  # fmt: skip
-_PER_MAC = {"edges": 2.0, "first": 3.0, "depthwise": 3.0, "narrow groups": 3.0, "transposed": 2.0}
+_PER_MAC = {"edges": 2.0, "first": 3.0, "depthwise": 3.0, "narrow groups": 3.0}
 _PER_ELEMENT = {"slow": 4.0, "gates": 2.0, "softmax": 6.0, "turn": 2.0}
 _CACHE = 8.0
 
@@ -73,7 +74,7 @@ def datasheet_costs(clock_ghz: float, macs_per_cycle: float, memory_gb_s: float)
 
 
 def fit_costs(
-    amounts: NDArray[np.float64], ms: NDArray[np.float64], prior: NDArray[np.float64], weights: Sequence[float] = ()
+    amounts: NDArray[np.float64], ms: NDArray[np.float64], prior: NDArray[np.float64], whole: NDArray[np.bool_]
 ) -> Costs:
     """The costs of one board.
 
@@ -81,6 +82,7 @@ def fit_costs(
         amounts: (n, K) of the graphs; n may be 0.
         ms: (n,) measured.
         prior: (K,) as `datasheet_costs`.
+        whole: (n,) which are whole networks or steps. They say most of what is asked of a fit, and count for more.
     """
     covariance = _prior_covariance()
     precision = np.linalg.inv(covariance)
@@ -94,7 +96,7 @@ def fit_costs(
         scale = max(_NOISE / 2, float(np.quantile(np.abs(residual), 0.68)))
         doubt = _FLOOR_MS / ms
         robust = 1.0 + np.minimum(3.0, np.maximum(0.0, np.abs(residual) / scale - 2.0))  # what is far off weighs less
-        noise = np.sqrt(scale**2 + doubt**2) * robust
+        noise = np.sqrt(scale**2 + doubt**2) * robust * np.where(whole, _WHOLE, 1.0)
     return Costs(theta, np.linalg.inv(hessian), scale, len(ms))
 
 

@@ -48,8 +48,8 @@ def fit_part(
     whole: NDArray[np.bool_],
 ) -> BoardFit:  # fmt: skip
     """One fit with the errors of graphs that were left out; `whole` says which are networks or steps."""
-    costs = fit_costs(amounts, ms, prior)
-    errors = np.abs(left_out_errors(amounts, ms, prior))
+    costs = fit_costs(amounts, ms, prior, whole)
+    errors = np.abs(left_out_errors(amounts, ms, prior, whole))
     relative = np.expm1(errors)
     named = dict(zip(AMOUNTS, (float(value) for value in np.exp(costs.log_ms) * 1e6), strict=True))
     return BoardFit(
@@ -65,12 +65,12 @@ def half_width(errors: NDArray[np.float64], whole: NDArray[np.bool_]) -> float:
 
 
 def left_out_errors(
-    amounts: NDArray[np.float64], ms: NDArray[np.float64], prior: NDArray[np.float64]
+    amounts: NDArray[np.float64], ms: NDArray[np.float64], prior: NDArray[np.float64], whole: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """log(predicted / measured) of every graph, by a fit that did not see it: (n,)."""
     errors = np.zeros(len(ms))
     for fold in range(_FOLDS):
         out = np.arange(len(ms)) % _FOLDS == fold
-        costs = fit_costs(amounts[~out], ms[~out], prior)
+        costs = fit_costs(amounts[~out], ms[~out], prior, whole[~out])
         errors[out] = np.log(amounts[out] @ np.exp(costs.log_ms)) - np.log(ms[out])
     return errors

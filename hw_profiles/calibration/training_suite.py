@@ -87,6 +87,15 @@ def _many(graph: SmallGraph, point: Point) -> None:
         graph.output(graph.add("MatMul", one, other), (count, m, n))
 
 
+def _pieces(graph: SmallGraph, point: Point) -> None:
+    """Hundreds of very small products: of each channel's window of a few numbers."""
+    count, m = point.size(128, 1536, 8), point.of(4, 8, 16)
+    k, n = point.of(4, 8, 16), point.of(4, 8, 16)
+    for _ in range(2):
+        one, other = graph.input((count, m, k)), graph.input((count, k, n))
+        graph.output(graph.add("MatMul", one, other), (count, m, n))
+
+
 def _vector(graph: SmallGraph, point: Point) -> None:
     """A product with a vector: a sum over each row."""
     rows, length = point.size(8, 1536, 8), _places(point)
@@ -206,9 +215,10 @@ def _planes(point: Point) -> tuple[int, int, int]:
 
 def _pad(graph: SmallGraph, point: Point) -> None:
     channels, batch, side = _planes(point)
-    top, left = point.of((1, 1), (1, 0), (0, 1))
-    pads = graph.ints([0, 0, top, left, 0, 0, top, left])
-    after = (channels, batch, side + 2 * top, side + 2 * left)
+    top, left, bottom, right = point.of((1, 1, 1, 1), (1, 0, 1, 0), (0, 1, 0, -1), (-1, 0, -1, 0))
+    side = max(4, side)
+    pads = graph.ints([0, 0, top, left, 0, 0, bottom, right])
+    after = (channels, batch, side + top + bottom, side + left + right)
     for _ in range(2):
         graph.output(graph.add("Pad", graph.input((channels, batch, side, side)), pads), after)
 
@@ -397,7 +407,7 @@ TRAINING_KINDS: dict[str, tuple[_Maker, int]] = {
     "broadcast": (_broadcast, 7), "update": (_update, 5), "unary": (_unary, 5), "slow unary": (_slow_unary, 4),
     "scale": (_scale, 5), "turn": (_turn, 12), "pad": (_pad, 5), "taps": (_taps, 8), "parts": (_parts, 3),
     "columns": (_columns, 4), "expand": (_expand, 4), "reduce": (_reduce, 6), "sum": (_sum, 3), "pool": (_pool, 5),
-    "conv": (_conv, 7), "small": (_small, 5), "loss": (_loss, 2), "step": (_step, 12),
+    "conv": (_conv, 7), "small": (_small, 5), "loss": (_loss, 2), "step": (_step, 12), "pieces": (_pieces, 6),
 }  # fmt: skip
 
 

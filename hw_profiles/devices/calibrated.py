@@ -23,7 +23,7 @@ from protofleet.contract.errors import UsageError
 
 __all__ = ["FORMAT", "BoardFit", "Calibration", "calibration_text", "parse_calibration"]
 
-FORMAT = 2
+FORMAT = 3
 _PARTS = ("inference", "training")
 _TEXTS = ("runtime", "board", "processor", "measured", "governor")
 _LARGEST_NS = 1e9

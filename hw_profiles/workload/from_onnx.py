@@ -128,12 +128,14 @@ def read_workload(
     free = free_transposes(graph.node, {o.name for o in graph.output}, {n: len(t.shape) for n, t in tensors.items()})
     weights = {n for n, role in role_of.items() if role in ("parameter", "frozen", "buffer")}
     names = module_names(graph.node, weights, data)
+    varies = _data_dependent(graph.node, {i.name for i in graph.input} - {t.name for t in graph.initializer})
     layers = [
         _layer(
-            names[index], node, tensors, constants, data, "forward" if phases is None else phases[index], index in free
+            names[index], node, tensors, constants, data, varies, "forward" if phases is None else phases[index],
+            index in free,
         )
         for index, node in enumerate(graph.node)
-    ]
+    ]  # fmt: skip
     size = batch or next((t.shape[0] for t in tensors.values() if t.role == "input" and t.shape), 1)
     outputs = tuple(o.name for o in graph.output)
     return Workload(name, size, tuple(layer for layer in layers if layer is not None), tensors, outputs)
@@ -266,6 +268,7 @@ def _layer(
     tensors: Mapping[str, Tensor],
     constants: Mapping[str, object],
     data: set[str],
+    varies: set[str],
     phase: Phase,
     free: bool,
 ) -> Layer | None:
@@ -287,4 +290,10 @@ def _layer(
         weights=tuple(n for n in reads if tensors[n].role in ("parameter", "frozen")),
         node=node.name,
         span=span_of(node, tensors, constants),
+        packed=bool(work.gemms) and _is_packed(node, tensors, varies),
     )
+
+
+def _is_packed(node: NodeProto, tensors: Mapping[str, Tensor], varies: set[str]) -> bool:
+    second = node.input[1] if node.op_type in ("MatMul", "Gemm") else ""
+    return second in tensors and second not in varies and len(tensors[second].shape) == 2

@@ -121,6 +121,7 @@ class Layer:
         vector_ops: scalar operations outside the matrix products (comparisons, adds, exponentials each count 1).
         weights: the names among `reads` that are parameters (trained or frozen).
         span: how many elements it works through at one go, side by side (`spans`); 0 where nobody has said.
+        packed: whether the second operand of its product is a constant matrix, which a runtime lays out when it loads.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Layer:
     weights: tuple[str, ...] = ()
     node: str = ""
     span: int = 0
+    packed: bool = False
 
     @property
     def macs(self) -> int:

@@ -4,10 +4,14 @@ A network that runs again and again meets its weights once a run, after all its 
 soon after it was written. So the same operator reads from another level of the memory in a network than by itself.
 
 1. A tensor lies in a buffer. Views, and what a runtime computes in the product before it, lie in the buffer of what
-   they read. Weights, inputs and outputs have buffers of their own; an intermediate takes the smallest buffer that is
-   no longer needed and large enough, as an arena gives it, or a new one.
+   they read; a view that leaves the graph is a copy. Weights, inputs and outputs have buffers of their own. Of the
+   buffers that are no longer needed an intermediate takes the one that was touched longest ago, if it is large enough
+   and not twice as large: an arena puts what was given back together with its neighbours and takes the next piece of
+   its list, not what a cache still holds. If there is none, it takes the smallest that is large enough, or a new one.
 2. The run is gone through twice, with `between` bytes of something else after each; the second time counts.
 3. The distance of a touch is the bytes of all buffers that were touched since, and its own.
+4. A runtime, too, finds its own things again: what it keeps of a layer, a run after it last needed that, and the
+   instructions of an operator, since the last layer of this operator.
 """
 
 from __future__ import annotations
@@ -20,24 +24,41 @@ import numpy as np
 
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
-__all__ = ["Touch", "touches"]
+__all__ = ["Touch", "constant_layers", "copied_view", "touches"]
 
+_SPLIT = 64 << 10  # bytes; beyond twice a size and this, an arena cuts off what is too much
 _PERSISTENT = frozenset(("input", "parameter", "frozen", "buffer", "optimizer", "next", "constant"))
 
 
 @dataclass(frozen=True)
 class Touch:
-    """One tensor that a layer reads or writes.
+    """One tensor that a layer reads or writes, or what the runtime itself needs to begin with it.
 
     Attributes:
-        elements: of the tensor.
+        elements: of the tensor; 1 of what is the runtime's.
         distance: bytes that were touched since this memory was, and its own.
-        kind: `weight`, `read` or `written`.
+        kind: `weight`, `read` or `written`; `node` for what is kept of the layer, `code` for its operator's.
     """
 
     elements: int
     distance: float
     kind: str
+
+
+def constant_layers(workload: Workload) -> frozenset[str]:
+    """Names of the layers that read nothing but constants: a runtime computes them once, when it loads the graph."""
+    known: set[str] = set()
+    names: set[str] = set()
+    for layer in workload.layers:
+        if all(name in known for name in layer.reads):
+            known.update(layer.writes)
+            names.add(layer.name)
+    return frozenset(names)
+
+
+def copied_view(layer: Layer, workload: Workload) -> bool:
+    """Whether it is a view that leaves the graph: its bytes are copied to where they are wanted."""
+    return layer.kind == "view" and any(name in workload.outputs for name in layer.writes)
 
 
 def touches(workload: Workload, *, between: float = 0.0, inside: Iterable[str] = ()) -> list[list[Touch]]:
@@ -46,25 +67,33 @@ def touches(workload: Workload, *, between: float = 0.0, inside: Iterable[str] =
     Args:
         between: bytes of something else that are touched between two runs.
         inside: names of layers that run as part of the one before them.
+
+    A layer of constants alone has none.
     """
-    merged = frozenset(inside)
+    merged, fixed = frozenset(inside), constant_layers(workload)
     roots = _roots(workload, merged)
     layers = [
-        None if layer.kind == "view" or layer.name in merged else (_reads(layer, roots), _writes(layer, roots))
+        None
+        if layer.name in merged | fixed or (layer.kind == "view" and not copied_view(layer, workload))
+        else (_reads(layer, roots), _writes(layer, roots))
         for layer in workload.layers
     ]
     for index, layer in enumerate(workload.layers):  # what a merged layer reads beside its product, the product reads
-        if layer.name in merged and layer.kind != "view":
+        if layer.name in merged - fixed and layer.kind != "view":
             layers[index] = ([n for n in _reads(layer, roots) if n not in {roots.get(w, w) for w in layer.writes}], [])
     last = {name: index for index, sets in enumerate(layers) if sets for name in (*sets[0], *sets[1])}
     kept = {roots.get(name, name) for name in workload.outputs}
     kept |= {name for name, tensor in workload.tensors.items() if tensor.role in _PERSISTENT}
+    kept |= {name for layer in workload.layers if layer.name in fixed for name in layer.writes}
     memory = _Memory()
     found: list[list[Touch]] = []
     for _ in range(2):
         found = []
-        for index, sets in enumerate(layers):
+        for index, (layer, sets) in enumerate(zip(workload.layers, layers, strict=True)):
             row: list[Touch] = []
+            if layer.name not in merged | fixed:
+                row.append(Touch(1, memory.touch(f"node {index}", 0, own=True), "node"))
+                row.append(Touch(1, memory.touch(f"code {layer.op}", 0, own=True), "code"))
             for place, names in enumerate(sets or ()):
                 for name in names:
                     tensor = workload.tensors[name]
@@ -85,7 +114,7 @@ def _roots(workload: Workload, merged: frozenset[str]) -> dict[str, str]:
     """The tensor in whose buffer another lies."""
     roots: dict[str, str] = {}
     for layer in workload.layers:
-        if layer.kind != "view" and layer.name not in merged:
+        if layer.name not in merged and (layer.kind != "view" or copied_view(layer, workload)):
             continue
         made = [n for n in layer.reads if workload.tensors[n].role not in _PERSISTENT] or list(layer.reads)
         if made:
@@ -115,7 +144,7 @@ class _Memory:
 
     def touch(self, name: str, size: float, *, own: bool) -> float:
         if name not in self._buffers:
-            place = len(self._free) if own else bisect_left(self._free, (size, -1))
+            place = len(self._free) if own else self._fitting(size)
             self._buffers[name] = self._free.pop(place)[1] if place < len(self._free) else self._new(size)
         index = self._buffers[name]
         at = self._times[index]
@@ -124,6 +153,11 @@ class _Memory:
         self._now += 1.0
         self._times[index] = self._now
         return since + size
+
+    def _fitting(self, size: float) -> int:
+        """The place in the free ones of what is taken for a size; their number where nothing fits."""
+        first, end = bisect_left(self._free, (size, -1)), bisect_left(self._free, (2 * size + _SPLIT, -1))
+        return min(range(first, end), key=lambda place: self._times[self._free[place][1]], default=first)
 
     def give_back(self, name: str) -> None:
         if name in self._buffers:

@@ -9,7 +9,7 @@ why one and the same number of elements takes three times as long in another sha
     transpose        trailing axes that stay in their place
     cut, joined      trailing axes that are taken whole, and what is taken of the axis before them; every second
                      number of the last axis is one by itself
-    padded           a row
+    padded           trailing axes that are taken whole, and the one before them; a row, where something is cut off
     reduced          the trailing axes that are summed, or that are kept
     batch norm       the places of one channel
     anything else    all of it
@@ -50,7 +50,7 @@ def span_of(node: NodeProto, tensors: Mapping[str, Tensor], constants: Mapping[s
     if node.op_type == "Transpose":
         span = _kept(first, _order(node, len(first)))
     elif node.op_type == "Pad":
-        span = written[-1] if written else 1
+        span = _padded(node, first, written, constants)
     elif node.op_type == "Slice" and _skips(node, constants):
         span = 1
     elif node.op_type in _CUT:
@@ -69,6 +69,18 @@ def span_of(node: NodeProto, tensors: Mapping[str, Tensor], constants: Mapping[s
 def _skips(node: NodeProto, constants: Mapping[str, object]) -> bool:
     steps = constants.get(node.input[4]) if len(node.input) > 4 else None
     return steps is not None and any(int(step) != 1 for step in np.atleast_1d(steps))  # type: ignore[call-overload]
+
+
+def _padded(node: NodeProto, shape: Shape, written: Shape, constants: Mapping[str, object]) -> int:
+    pads = np.ravel(constants.get(node.input[1], 1) if len(node.input) > 1 else 1)  # type: ignore[call-overload]
+    if len(pads) != 2 * len(shape) or (pads < 0).any():
+        return written[-1] if written else 1
+    span = 1
+    for axis in reversed(range(len(shape))):
+        span *= shape[axis]
+        if pads[axis] or pads[axis + len(shape)]:
+            break
+    return span
 
 
 def _order(node: NodeProto, rank: int) -> list[int]:

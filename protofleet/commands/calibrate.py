@@ -4,7 +4,8 @@
 package is needed.
 
 1. Every graph is opened, run until it is warm, then timed some runs. Before each of them 8 MB of other numbers are
-   changed for half of the graphs and 64 MB for the others, as a network's other layers do, and one operator on one
+   changed for half of the graphs and 64 MB for the others, as a network's other layers do, in pages of the system's
+   usual size; and one operator on one
    number is run, so that the way into the runtime is warm, as it is for a network that is run again and again. Whole
    networks and steps among the graphs are run again and again, as a device runs its own.
 2. That is done in turns, some minutes apart: what disturbed one turn is unlikely to disturb the next. Of each turn the
@@ -17,6 +18,7 @@ package is needed.
 from __future__ import annotations
 
 import functools
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,13 +54,18 @@ _STAND_IN = {"cpu.clock_ghz": 1.5, "cpu.fp32_macs_per_cycle": 4.0, "cpu.int8_mac
 
 @dataclass(frozen=True)
 class Measured:
-    """Milliseconds of every graph, in the order of `cases`, by number of threads; and what was watched."""
+    """Milliseconds of every graph, in the order of `cases`, by number of threads; and what was watched.
+
+    Attributes:
+        memory_gb_s: read and written by the fastest of some copies; from there the memory's costs are fitted.
+    """
 
     ms: dict[int, list[float]]
     others: float | None
     throttled: bool | None
     seconds: float
     temperature_c: float | None
+    memory_gb_s: float
 
     @property
     def under_load(self) -> bool:
@@ -104,7 +111,7 @@ def measure_suite(threads: Sequence[int], progress: Callable[[str], None], turns
         UsageError: in its time the board has not measured a graph of each kind.
     """
     watch, before, began = Watch(), throttling(), time.monotonic()
-    filler = np.ones(max(case.between for case in cases()) // 4, np.float32)
+    filler = _plain_memory(max(case.between for case in cases()))
     found: dict[int, list[float]] = {count: [np.inf] * len(cases()) for count in threads}
     order = sorted(range(len(cases())), key=lambda index: cases()[index].index)
     for turn in range(turns):
@@ -123,14 +130,15 @@ def measure_suite(threads: Sequence[int], progress: Callable[[str], None], turns
             raise UsageError("--calibrate", expected=expected, got=got, hint="with nothing else running")
     load, after = watch.load(), throttling()
     seconds = time.monotonic() - began
-    return Measured(found, load.others, None if not after else after != before, seconds, cpu_temperature_c())
+    throttled = None if not after else after != before
+    return Measured(found, load.others, throttled, seconds, cpu_temperature_c(), _copy_gb_s())
 
 
 def device_text(name: str, measured: Measured) -> tuple[str, Calibration]:
     """The whole device file, and its section of measurements."""
     numbers = {key: (value, "stand-in, costs are fitted from there") for key, value in _STAND_IN.items()}
     numbers |= detect_host()
-    numbers["cpu.memory_gb_s"] = (_copy_gb_s(), "measured here: copying 64 MB")
+    numbers["cpu.memory_gb_s"] = (measured.memory_gb_s, "measured here: copying 64 MB")
     clock, macs, memory = (numbers[f"cpu.{key}"][0] for key in ("clock_ghz", "fp32_macs_per_cycle", "memory_gb_s"))
     calibration = Calibration(
         runtime=f"onnxruntime {ort.__version__}",
@@ -153,6 +161,18 @@ def device_text(name: str, measured: Measured) -> tuple[str, Calibration]:
             if key.startswith(f"{section}.")
         ]
     return "\n".join(lines) + "\n\n" + calibration_text(calibration), calibration
+
+
+def _plain_memory(size: int) -> NDArray[np.float32]:
+    """Ones in pages of the system's usual size, as a runtime's memory has them.
+
+    For an array of this size NumPy asks for pages of 2 MB. So few of them leave the processor's table of pages as it
+    was, and a graph after such a filler found its numbers in memory, but where they lie at once.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    filler = np.frombuffer(memory, np.float32)
+    filler[...] = 1.0
+    return filler
 
 
 def _graph_ms(case: Case, threads: int, filler: NDArray[np.float32]) -> float:

@@ -18,6 +18,7 @@ from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.errors import UsageError
 from protofleet.hw_profiles.calibration import fit_board
 from protofleet.hw_profiles.calibration.amounts import AMOUNTS, amounts_of
+from protofleet.hw_profiles.calibration.fit import datasheet_costs
 from protofleet.hw_profiles.calibration.suite import cases
 from protofleet.hw_profiles.devices.calibrated import FORMAT, calibration_text, parse_calibration
 from protofleet.hw_profiles.devices.load import Load
@@ -27,20 +28,20 @@ from protofleet.hw_profiles.workload.constant_folding import fold_weights
 from protofleet.hw_profiles.workload.from_onnx import bundle_workloads
 
 MakeBundle = Callable[..., Path]
-COSTS_MS = np.exp(np.random.default_rng(0).normal(-14, 1, len(AMOUNTS)))
+COSTS_MS = np.exp(datasheet_costs(2.0, 16.0, 20.0) + np.random.default_rng(0).normal(0.7, 0.5, len(AMOUNTS)))
 
 
 @pytest.fixture(scope="module")
 def board_text() -> str:
     """A file of this machine, as if its costs were `COSTS_MS`, and two threads twice as fast."""
     ms = np.array([float(case.amounts @ COSTS_MS) for case in cases()])
-    return device_text("a board", Measured({1: list(ms), 2: list(ms / 2)}, 0.1, False, 60.0, 50.0))[0]
+    return device_text("a board", Measured({1: list(ms), 2: list(ms / 2)}, 0.1, False, 60.0, 50.0, 20.0))[0]
 
 
 def test_a_board_that_is_too_slow_for_all_graphs_is_fitted_to_those_it_measured() -> None:
     ms = np.array([float(case.amounts @ COSTS_MS) for case in cases()])
     ms[np.arange(len(ms)) % 3 == 0] = np.inf
-    text, _ = device_text("slow", Measured({1: list(ms)}, 0.1, False, 270.0, None))
+    text, _ = device_text("slow", Measured({1: list(ms)}, 0.1, False, 270.0, None, 20.0))
     calibration = parse_devices(text, "here")[0].calibration
     assert calibration is not None
     assert sum(fit.graphs for fit in calibration.fits) == np.isfinite(ms).sum()

@@ -17,6 +17,10 @@ def _part(part: str) -> NDArray[np.float64]:
     return np.array([case.amounts for case in cases() if case.part == part])
 
 
+def _whole(part: str) -> NDArray[np.bool_]:
+    return np.array([case.whole for case in cases() if case.part == part], bool)
+
+
 def _board(seed: int, sd: float = 0.5) -> NDArray[np.float64]:
     """Costs of a board that departs from its data sheet."""
     return np.exp(PRIOR + 0.7 + np.random.default_rng(seed).normal(0, sd, len(AMOUNTS)))
@@ -26,7 +30,7 @@ def test_planted_costs_predict_graphs_that_were_left_out() -> None:
     for part in ("inference", "training"):
         amounts = _part(part)
         noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(amounts)))
-        errors = np.abs(left_out_errors(amounts, amounts @ _board(0) * noise, PRIOR))
+        errors = np.abs(left_out_errors(amounts, amounts @ _board(0) * noise, PRIOR, _whole(part)))
         sheet = np.abs(np.log(amounts @ np.exp(PRIOR) / (amounts @ _board(0))))
         assert np.median(errors) < 0.08
         assert np.quantile(errors, 0.9) < 0.25
@@ -35,20 +39,20 @@ def test_planted_costs_predict_graphs_that_were_left_out() -> None:
 
 def test_without_a_graph_the_data_sheet_stands_and_five_move_it() -> None:
     amounts, real = _part("inference"), _board(2, sd=0.1)
-    assert np.array_equal(fit_costs(np.zeros((0, len(AMOUNTS))), np.zeros(0), PRIOR).log_ms, PRIOR)
+    assert np.array_equal(fit_costs(np.zeros((0, len(AMOUNTS))), np.zeros(0), PRIOR, np.zeros(0, bool)).log_ms, PRIOR)
     few = list(range(3, len(amounts), len(amounts) // 5))
     ms = amounts @ real
 
     def error(costs: NDArray[np.float64]) -> float:
         return float(np.median(np.abs(np.log(amounts @ np.exp(costs) / ms))))
 
-    assert error(fit_costs(amounts[few], ms[few], PRIOR).log_ms) < error(PRIOR) / 3
+    assert error(fit_costs(amounts[few], ms[few], PRIOR, _whole("inference")[few]).log_ms) < error(PRIOR) / 3
 
 
 def test_more_work_never_takes_less_time() -> None:
     amounts = _part("training")
     ms = amounts @ _board(3) * np.exp(np.random.default_rng(4).normal(0, 0.3, len(amounts)))
-    costs = np.exp(fit_costs(amounts, ms, PRIOR).log_ms)
+    costs = np.exp(fit_costs(amounts, ms, PRIOR, _whole("training")).log_ms)
     assert np.all(costs > 0)
     more = amounts + np.random.default_rng(5).uniform(0, 1, amounts.shape) * amounts
     assert np.all(more @ costs >= amounts @ costs)
@@ -60,9 +64,21 @@ def test_a_graph_that_was_disturbed_moves_little() -> None:
     disturbed = ms.copy()
     disturbed[::20] *= 5
     rest = [index for index in range(len(ms)) if index % 20]
-    costs = np.exp(fit_costs(amounts, disturbed, PRIOR).log_ms)
+    costs = np.exp(fit_costs(amounts, disturbed, PRIOR, _whole("training")).log_ms)
     errors = np.abs(np.log(amounts @ costs / ms))[rest]
     assert np.median(errors) < 0.1
+
+
+def test_what_whole_graphs_say_counts_for_more() -> None:
+    """Where they contradict the small ones, more than by their number."""
+    amounts, whole = _part("training"), _whole("training")
+    ms = amounts @ _board(8) * np.where(whole, 1.3, 1.0)
+
+    def lean(said: NDArray[np.bool_]) -> float:
+        costs = np.exp(fit_costs(amounts, ms, PRIOR, said).log_ms)
+        return float(np.median(np.log(amounts @ costs / ms)[whole]))
+
+    assert lean(np.zeros(len(ms), bool)) < lean(whole) < 0
 
 
 def test_a_board_has_a_fit_for_each_part_and_number_of_threads() -> None:

@@ -23,7 +23,7 @@ def test_what_ships_is_what_the_graphs_ask_for() -> None:
     made = suite_table()
     assert shipped["operators"] == made["operators"]
     assert shipped["rows"] == made["rows"]
-    assert 240 <= len(cases()) <= 300
+    assert 240 <= len(cases()) <= 310
 
 
 def test_some_graphs_are_whole_networks_and_steps_whose_numbers_no_small_cache_keeps() -> None:
@@ -89,8 +89,9 @@ def test_runs_are_shorter_where_an_operator_has_to_look_up() -> None:
 
     kept = amounts("Transpose", (8, 16, 32), graph=SmallGraph(), perm=[1, 0, 2])
     turned = amounts("Transpose", (8, 16, 32), graph=SmallGraph(), perm=[0, 2, 1])
-    assert kept["turn"] == turned["turn"] == 8 * 16 * 32
-    assert turned["runs turn"] == 32 * kept["runs turn"]
+    assert kept["turned rows"] == turned["turn"] == 8 * 16 * 32
+    assert kept["runs turned rows"] == 8 * 16
+    assert turned["runs turn"] == 8 * 32  # rows that are written number by number
 
     graph = SmallGraph()
     ends = [graph.ints([0]), graph.ints([32]), graph.ints([2])]
@@ -107,6 +108,63 @@ def test_runs_are_shorter_where_an_operator_has_to_look_up() -> None:
     at_once = amounts("Mul", (8, 16, 64), graph.input(()), graph=graph)
     assert by_channel["runs two"] == 8 * 16
     assert at_once["runs two"] == 1
+
+
+def test_a_pad_copies_planes_where_rows_are_whole_and_rows_where_something_is_cut_off() -> None:
+    def rows(*pads: int) -> float:
+        graph = SmallGraph()
+        top, bottom, right = pads
+        made = graph.add("Pad", graph.input((4, 8, 16, 16)), graph.ints([0, 0, top, 0, 0, 0, bottom, right]))
+        graph.output(made, (4, 8, 16 + top + bottom, 16 + right))
+        found = amounts_of(read_workload(graph.to_bytes(), roles={}), training=True)
+        return float(found[AMOUNTS.index("runs padded")] * 16 / (16 + top + bottom) * 16 / (16 + right))
+
+    assert rows(1, 1, 0) == 4 * 8
+    assert rows(1, 1, 1) == 4 * 8 * 16
+    assert rows(-1, 0, 0) == pytest.approx(4 * 8 * 16)
+
+
+def test_a_product_with_a_constant_vector_is_one_with_a_block_of_columns() -> None:
+    """A runtime lays a constant out in blocks when it loads, one column, too; a vector that varies it does not."""
+
+    def found(constant: bool) -> dict[str, float]:
+        graph = SmallGraph()
+        vector = graph.filled((64, 1), 0.5) if constant else graph.input((64, 1))
+        graph.output(graph.add("MatMul", graph.input((32, 64)), vector), (32, 1))
+        row = amounts_of(read_workload(graph.to_bytes(), roles={}), training=True)
+        return dict(zip(AMOUNTS, row, strict=True))
+
+    assert found(False)["vector"] == 32 * 64
+    assert found(True)["vector"] == 0
+    assert found(True)["gemm"] == 32 * 64 * 16
+    assert found(True)["packed"] == 64 * 16
+
+
+def test_a_convolution_whose_kernel_changes_is_products_and_their_columns() -> None:
+    graph = SmallGraph()
+    window = {"kernel_shape": [3, 3], "pads": [1] * 4}
+    graph.output(graph.add("Conv", graph.input((2, 4, 8, 8)), graph.input((16, 4, 3, 3)), **window), (2, 16, 8, 8))
+    row = dict(zip(AMOUNTS, amounts_of(read_workload(graph.to_bytes(), roles={}), training=True), strict=True))
+    assert row["gemm"] == 2 * 16 * 36 * 64
+    assert row["columns"] == row["gemm right"] == 2 * 36 * 64
+    assert row["pieces"] == 2
+
+
+def test_what_many_are_added_to_is_read_again_for_each_of_them() -> None:
+    graph = SmallGraph()
+    graph.output(graph.add("Sum", *(graph.input((8, 64)) for _ in range(4))), (8, 64))
+    row = amounts_of(read_workload(graph.to_bytes(), roles={}), training=True)
+    assert row[AMOUNTS.index("two")] == 3 * 3 * 8 * 64
+
+
+def test_an_operator_begins_in_the_cold_where_much_lay_between() -> None:
+    graph = SmallGraph()
+    graph.output(graph.add("Relu", graph.add("Neg", graph.input((8, 64)))), (8, 64))
+    workload = read_workload(graph.to_bytes(), roles={})
+    for between, near, far in ((0, 0, 0), (8 << 20, 2, 0), (64 << 20, 2, 2)):
+        row = dict(zip(AMOUNTS, amounts_of(workload, training=True, between=between), strict=True))
+        assert [row["launch near"], row["code near"]] == [near, near]
+        assert [row["launch far"], row["code far"]] == [far, far]
 
 
 def test_operators_of_a_part_are_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofleet.hw_profiles.workload.model import Layer, Role, Tensor, Workload
-from protofleet.hw_profiles.workload.reuse import touches
+from protofleet.hw_profiles.workload.reuse import constant_layers, touches
 
 KB = 256  # elements of 4 bytes
 
@@ -59,6 +59,31 @@ def test_views_and_what_a_product_takes_in_touch_nothing_of_their_own() -> None:
     longer = Workload("chain", 1, (*workload.layers, view, act), tensors, ("r",))
     apart = touches(longer)
     inside = touches(longer, inside={"r"})
-    assert apart[2] == []
-    assert len(apart[3]) == 2
+    assert [t.kind for t in apart[2]] == ["node", "code"]
+    assert [t.kind for t in apart[3]] == ["node", "code", "read", "written"]
     assert inside[3] == []
+
+
+def test_a_layer_is_met_again_after_a_run_and_its_operators_code_after_the_last_of_them() -> None:
+    workload = _chain(8)
+    assert _distances(workload, "node") == [_distances(workload, "node")[0]] * 8
+    assert _distances(workload, "node")[0] >= 800
+    assert max(_distances(workload, "code")) <= 130  # one layer's weight and activations
+
+
+def test_a_view_that_leaves_the_graph_is_copied() -> None:
+    workload = _chain(2)
+    view = Layer("v", "Reshape", "view", "forward", ("a2",), ("v",))
+    tensors = workload.tensors | {"v": Tensor("v", (10 * KB,), "activation")}
+    rows = touches(Workload("chain", 1, (*workload.layers, view), tensors, ("v",)))
+    assert [t.kind for t in rows[2]] == ["node", "code", "read", "written"]
+
+
+def test_what_reads_constants_alone_is_computed_when_the_graph_is_loaded() -> None:
+    workload = _chain(1)
+    fixed = Layer("f", "Reshape", "view", "forward", (), ("f",))
+    later = Layer("g", "Neg", "elementwise", "forward", ("f",), ("g",))
+    tensors = workload.tensors | {name: Tensor(name, (KB,), "activation") for name in "fg"}
+    longer = Workload("chain", 1, (fixed, later, *workload.layers), tensors, workload.outputs)
+    assert constant_layers(longer) == {"f", "g"}
+    assert touches(longer)[:2] == [[], []]
