@@ -227,7 +227,8 @@ class ClientSettings(BrokerSettings, SpokenSettings, command="client"):
         if self.on_motion and self.camera is None:
             raise UsageError("--on-motion", expected="--camera, whose pictures it is about", got="none")
         if self.page is not None and self.camera is None:
-            raise UsageError("--page", expected="--camera, whose photos it shows", got="none")
+            hint = "--camera folder:DIR, for pictures that something else writes there"
+            raise UsageError("--page", expected="--camera, whose photos it shows", got="none", hint=hint)
         if self.home_assistant is not None and self.camera is None and not self.remove_home_assistant:
             raise UsageError("--home-assistant", expected="--camera, whose answers it shows", got="none")
         if self.home_assistant is None and (

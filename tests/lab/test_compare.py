@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run
+from commands import ROOT, run, run_process
 
 from protofleet.cli import main
 
@@ -78,3 +78,18 @@ def test_what_cannot_be_is_a_line_before_anything_runs(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None:
+    """As the method that it extends: by prototypes, not by the head that both have, too."""
+    (tmp_path / "halved.py").write_text(
+        "from protofleet.contract.methods.fedproto import FedProto\n\n\n"
+        'class Halved(FedProto):\n    """FedProto by another name."""\n\n    name = "halved"\n'
+    )
+    small = ("--samples", "120", "--clients", "2", "--rounds", "1", "--jobs", "1", "--seeds", "1")
+    told = ("fedproto,halved:Halved", *small, "--json", tmp_path / "c.json")
+    done = run_process("lab", "compare", *told, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 0, done.stderr
+    usual, own = json.loads((tmp_path / "c.json").read_text())["methods"]
+    assert usual["way"] == "prototype"
+    assert (own["way"], own["all_classes"]) == (usual["way"], usual["all_classes"])
