@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from functools import wraps
 
 from torch import Tensor
 
@@ -34,6 +35,9 @@ def find_objective(name: str) -> Objective:
     Args:
         name: a file of this folder, or `package.module:function`.
 
+    Returns:
+        The function. It raises MethodError where the loss reads a hyper-parameter that the method does not have.
+
     Raises:
         MethodError: when there is none.
     """
@@ -45,4 +49,20 @@ def find_objective(name: str) -> Objective:
         raise MethodError(
             f"objective {name}", expected=expected, got=f"{type(error).__name__}: {error}", hint=new_import(error)
         ) from None
-    return objective
+
+    @wraps(objective)
+    def checked(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
+        try:
+            return objective(scene, hyper)
+        except KeyError as error:
+            missing = error.args[0] if error.args else ""
+            if missing in hyper or not isinstance(missing, str):
+                raise
+            raise MethodError(
+                f"objective {name}",
+                expected=f"a hyper-parameter `{missing}` of the method, which its loss reads",
+                got=", ".join(sorted(hyper)) or "none",
+                hint="add it to the method's `hyper`, as `{**FedProto.hyper, …}` does",
+            ) from None
+
+    return checked

@@ -25,7 +25,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from protofleet.contract.errors import ExportError
+from protofleet.contract.errors import ExportError, ProtofleetError
 from protofleet.export.graphs.graph_builder import Graph
 from protofleet.export.modules.torch_cache import load_dynamo
 from protofleet.export.operators.constants import fold_constants
@@ -57,7 +57,7 @@ def record(function: Callable[..., Any], example: Sequence[Tensor], *, decompose
             recorded.graph.eliminate_dead_code()
             recorded.recompile()
             trace = make_fx(functionalize(recorded), decomposition_table=rules)(*shapes)
-    except ExportError:
+    except ProtofleetError:
         raise
     except Exception as error:  # a stranger's code may raise anything
         raise ExportError(

@@ -77,6 +77,8 @@ def compare_command(
         raise UsageError("--first-seed", expected="0 or more", got=first_seed)
     if plot is not None and plot.suffix != ".svg":
         raise UsageError("--plot", expected="a file that ends in .svg", got=plot)
+    if quiet and plot is None and json is None:
+        raise UsageError("--quiet", expected="--json or --plot, where the result goes", got="neither")
     given = {"data": data, "partition": partition, "alpha": alpha, "samples": samples, "clients": clients}
     given |= {"rounds": rounds, "backbone": backbone, "settings": settings}
     told = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}

@@ -69,6 +69,7 @@ def test_the_plot_has_a_line_and_a_band_of_each(compared: tuple[str, dict, str])
         (("ncm", "--plot", "c.png"), "--plot, expected a file that ends in .svg, got c.png"),
         (("ncm", "--plot", "/nowhere/c.svg"), "/nowhere/c.svg"),
         (("ncm", "--partition", "dirichlett"), "dirichlet"),
+        (("ncm", "-q"), "--quiet, expected --json or --plot, where the result goes, got neither"),
     ],
 )
 def test_what_cannot_be_is_a_line_before_anything_runs(

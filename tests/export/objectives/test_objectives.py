@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -180,7 +181,7 @@ def test_fedproto_is_eq_5_and_6(distance: str, reading: str) -> None:
 def test_fedpr_is_eq_4_under_its_own_settings(distance: str) -> None:
     """FedPR's row has neither a reading nor a weight of unlabelled samples: the objective must do without them."""
     scene, hyper = _scene(), METHODS["fedpr"].resolve({"distance": distance, "lambda": 0.2})
-    assert find_objective(str(METHODS["fedpr"].objective)) is fedproto
+    assert inspect.unwrap(find_objective(str(METHODS["fedpr"].objective))) is inspect.unwrap(fedproto)
     wanted = _mean_entropy(scene) + 0.2 * _mean_pull(scene, distance)
     assert float(fedproto(scene, hyper)) == pytest.approx(wanted, rel=1e-5)
 
@@ -380,3 +381,15 @@ def test_an_objective_of_another_package_is_named_by_its_place(tmp_path: Path, m
     ):
         with pytest.raises(MethodError, match=words):
             find_objective(name)
+
+
+def test_a_hyper_parameter_that_a_loss_reads_and_its_method_lacks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the backbone, which `export` was about to record, nor a KeyError of somebody's loss."""
+    with pytest.raises(MethodError, match=r"objective fedproto, expected .*`lambda`.* got pull, scale, try .*`hyper`"):
+        find_objective("fedproto")(_scene(), {"scale": 1.0, "pull": 2.0})
+    (tmp_path / "other_key.py").write_text("def loss(scene, hyper):\n    return {}[hyper['rate']]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError):  # a dictionary of its own
+        find_objective("other_key:loss")(_scene(), {"rate": 0.1})
