@@ -58,7 +58,8 @@ CAMERAS: Mapping[str, Kind] = MappingProxyType(  # by the word before the colon
 _FORMS = listed(kind.form for kind in CAMERAS.values())
 CAMERA_HELP = f"A camera: {_FORMS}."
 ON_MOTION_HELP = (
-    "Take a picture when something has moved, at most one each --every; otherwise one each 10 minutes, or --every."
+    "Take a picture when something has moved, at most one each --every; where nothing moves, one each 10 minutes, or"
+    " each --every if that is longer."
 )
 
 

@@ -58,7 +58,7 @@ def test_a_still_scene_gives_the_first_picture_and_one_each_ten_minutes() -> Non
     assert times == [0, STILL_S, 2 * STILL_S, 3 * STILL_S]
     hourly = Motion(3600.0)
     assert [at for at in range(0, 4000, 100) if is_wanted(hourly, at, at, place=at // 100 % 4)] == [0, 3600]
-    assert "where nothing moves, one each 10 minutes, or each --every where that is longer" in ON_MOTION_HELP
+    assert "where nothing moves, one each 10 minutes, or each --every if that is longer" in ON_MOTION_HELP
 
 
 def test_what_moves_is_at_most_one_picture_each_every_and_what_stays_is_one() -> None:

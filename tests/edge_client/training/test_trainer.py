@@ -188,18 +188,19 @@ def anonymous_kb() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell what a process has")
 def test_a_session_that_stays_gives_back_what_several_photos_needed(bundle: Bundle, data: LocalData) -> None:
-    more, features = {}, {}
-    for gives_back in (False, True):
-        extractor = Extractor(bundle, bundle.params, gives_back=gives_back)
+    more: dict[bool, list[int]] = {False: [], True: []}
+    features, opened = {}, []  # all stay open: what one gave back is no room for the next
+    for gives_back in (False, True) * 3:  # other tests' threads take and give memory meanwhile, too
+        opened.append(extractor := Extractor(bundle, bundle.params, gives_back=gives_back))
         extractor.features(data.x[:1])
         before = anonymous_kb()
         features[gives_back] = extractor.features(data.x)
-        more[gives_back] = anonymous_kb() - before
+        more[gives_back].append(anonymous_kb() - before)
         np.testing.assert_array_equal(
             extractor.features(data.x[:1]), Extractor(bundle, bundle.params).features(data.x[:1])
         )
-    assert more[False] > 2000, more
-    assert more[True] < more[False] / 2, more
+    assert min(more[False]) > 2000, more
+    assert min(more[True]) < min(more[False]) / 2, more
     np.testing.assert_array_equal(features[True], features[False])
 
 
