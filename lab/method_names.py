@@ -13,7 +13,7 @@ from pathlib import Path
 from protofleet.contract.methods import METHODS, Method, load_method, method
 from protofleet.contract.names import known
 
-__all__ = ["LOCAL", "algorithm_names", "check_method_name", "usual_rounds"]
+__all__ = ["LOCAL", "algorithm_names", "check_method_name", "usual_rounds", "usual_way"]
 
 LOCAL = "local"  # training without the others
 _FOLDER = Path(__file__).parent / "algorithms"
@@ -64,4 +64,16 @@ def _name_of(definition: ast.ClassDef) -> str | None:
 
 def usual_rounds(name: str) -> int:
     """The default number of rounds of a method: 1 where it trains nothing."""
-    return method(name).rounds if ":" in name or name in METHODS else Method.rounds
+    found = _method_of(name)
+    return Method.rounds if found is None else found.rounds
+
+
+def usual_way(name: str) -> str:
+    """The way by which a method's own answers are given; those of a baseline are given by its head."""
+    found = _method_of(name)
+    return "head" if found is None else found.way
+
+
+def _method_of(name: str) -> Method | None:
+    """The method of that name or class; None for a baseline."""
+    return method(name) if ":" in name or name in METHODS else None

@@ -19,9 +19,10 @@ from rich.table import Table
 from protofleet.contract.console.verbosity import QUIET_HELP
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
-from protofleet.contract.methods import METHODS, closing_method, method
+from protofleet.contract.methods import closing_method
 from protofleet.lab.commands.table_commands import JOBS_HELP, until_stopped
 from protofleet.lab.data.partition import PARTITIONS
+from protofleet.lab.method_names import usual_way
 
 if TYPE_CHECKING:
     from protofleet.lab.engine.deployed import RoundRecord
@@ -136,7 +137,7 @@ def _compared(name: str, runs: Sequence[Sequence[RoundRecord]]) -> Compared:
     closing = closing_method()
     own = [[each for each in records if name == closing.name or each.method != closing.name] for records in runs]
     mine = [[each for each in records if each.all_classes] for records in own]  # a round may be run without a test
-    usual = method(name).way if ":" in name or name in METHODS else "head"
+    usual = usual_way(name)
     way = usual if usual in mine[0][0].all_classes else next(iter(mine[0][0].all_classes))
     ended = [records[-1].all_classes for records in runs if way != closing.way]  # of a baseline, in its last round
     closed = [every[closing.way] for every in ended if closing.way in every]
