@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from protofleet.contract.bundle.onnx_runtime import ort
+
 __all__ = ["DOMAIN", "FORM", "Kernels", "installed_kernels", "register_kernels", "runnable_forms", "uses_kernels"]
 
 DOMAIN = "protofleet.kernels"
@@ -57,12 +59,16 @@ def uses_kernels(graph: bytes) -> bool:
 def register_kernels(options: Any, graph: bytes) -> None:
     """Give a session's options the wheel's operators, if the graph has some and the wheel is here.
 
+    Such a graph runs in the order in which it was written: a weight's gradient right after the gradient that it is made
+    of. By itself ONNX Runtime has all of them wait until the end, and keeps what they need (docs/decisions/298).
+
     Raises:
         RuntimeError: ONNX Runtime cannot load the library.
     """
     kernels = installed_kernels() if uses_kernels(graph) else None
     if kernels is not None:
         options.register_custom_ops_library(str(kernels.library))
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
 
 
 def runnable_forms(forms: Mapping[str, bytes]) -> dict[str, bytes]:
