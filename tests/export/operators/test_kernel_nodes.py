@@ -192,3 +192,15 @@ def test_a_weight_moves_as_soon_as_its_gradient_can_be_made(tmp_path: Path):
         for place in range(len(ran))
     )
     assert waits <= 1  # gradients that a weight's own still waits for
+
+
+def test_a_gradient_that_may_be_written_in_place_has_its_shape_in_the_graph():
+    """Without it ONNX Runtime gives the gradient of each normalisation memory of its own."""
+    dev = device("short mobilenet_v2", "fedproto")
+    model = exported(dev)
+    told = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.value_info}
+    found = [node for node in model.graph.node if node.op_type == "BatchNormGrad"]
+    assert len(found) > 10
+    for node in found:
+        b, c, h, w, _ = next(a.ints for a in node.attribute if a.name == "sizes")
+        assert told[node.input[0]] == told[node.output[0]] == [b, -(-c // 16), h, w, 16]
