@@ -111,8 +111,12 @@ class Progress:
             self._line(
                 f"round {event.round} is due in {in_words(event.opens_in_s)}; {counted(event.online, 'device')} online"
             )
+        elif event.online >= event.needed and not event.unsampled:
+            self._line(
+                f"{counted(event.online, 'device')} online, {event.needed} needed: a round opens as soon as one is due"
+            )
         else:
-            self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
+            self._line(f"waiting for devices: {event.online} online, {event.needed} needed{why}")
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
