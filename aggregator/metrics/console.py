@@ -113,7 +113,7 @@ class Progress:
             )
         elif event.online >= event.needed and not event.unsampled:
             self._line(
-                f"{counted(event.online, 'device')} online, {event.needed} needed: a round opens as soon as one is due"
+                f"{counted(event.online, 'device')} online, {event.needed} needed: the next round opens when due"
             )
         else:
             self._line(f"waiting for devices: {event.online} online, {event.needed} needed{why}")

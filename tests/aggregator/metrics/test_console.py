@@ -38,8 +38,9 @@ def test_a_run_is_told_line_by_line() -> None:
     ) == [
         "connected to mqtt://127.0.0.1:1883, messages up to 65,536 bytes",
         "waiting for devices: 2 online, 5 needed",
-        "waiting for devices: 5 online, 5 needed, but no sample of them has so many: --fraction is too small for --min-clients",
-        "2 devices online, 1 needed: a round opens as soon as one is due",
+        "waiting for devices: 5 online, 5 needed, but no sample of them has so many: "
+        "--fraction is too small for --min-clients",
+        "2 devices online, 1 needed: the next round opens when due",
         "round 1/3 open: fedproto, 5 devices awaited",
         "  round 1: contributions 3/5",
         "  round 1: contributions 4/5",
