@@ -11,6 +11,7 @@ import ctypes
 import gc
 import platform
 import statistics
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def board_name() -> str:
 
 def versions() -> dict[str, str]:
     """The versions that matter for a result: ours, Python's, numpy's, ONNX Runtime's, paho's."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """They are read once: each is a package's whole description, which Python parses."""
     by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
