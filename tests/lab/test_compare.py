@@ -81,6 +81,7 @@ def test_what_cannot_be_is_a_line_before_anything_runs(
     assert said in lines[0]
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None:
     """As the method that it extends: by prototypes, not by the head that both have, too."""
     (tmp_path / "halved.py").write_text(
