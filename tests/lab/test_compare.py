@@ -93,6 +93,7 @@ def test_liars_are_named_and_cost_answers(tmp_path: Path) -> None:
     assert right[1] < right[0] - 0.05
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None:
     """As the method that it extends: by prototypes, not by the head that both have, too."""
     (tmp_path / "halved.py").write_text(
