@@ -55,6 +55,9 @@ def which_board(report: _Values) -> str:
     found = [(device, _time(device, trains=trains)) for device in report["devices"]]
     known = sorted((t for d, t in found if isinstance(t, _Time) and d["memory"]["fits"]), key=lambda t: -t.ms)
     says = _of_those_that_fit(known, what, several=len(found) > 1)
+    if len(found) == 1 and not known and found[0][0]["memory"]["fits"]:
+        device, reason = found[0]
+        return f"{short_title(device)}: no time to go by, {reason}; memory {_memory(device)}."
     small = [device for device, _ in found if not device["memory"]["fits"]]
     if small:
         says.append(f"Too little memory: {few([f'{short_title(d)} ({_memory(d)})' for d in small])}.")

@@ -230,6 +230,7 @@ def test_which_board_is_the_slowest_that_fits_with_its_interval_and_support() ->
         "takes the cheapest by them."
     )
     assert _answer(array) == "C fits: an inference takes 40 ms (simulated); memory at most 100 MB of 400 MB."
+    assert _answer(groundless) == "B: no time to go by, no ground; memory at most 100 MB of 400 MB."
     assert _answer(small).startswith("This board does not do. Too little memory: A ")
     many = _answer(*(_device(f"S{n}", 1.0, memory={"fits": False}) for n in range(5)))
     assert "S0 (at most 100 MB of 400 MB), " in many
