@@ -27,7 +27,7 @@ from protofleet.hw_profiles.reports.page import check_pages
 from protofleet.hw_profiles.reports.subject import load_subject
 from protofleet.hw_profiles.reports.sweep_page import sweep_page
 from protofleet.hw_profiles.reports.sweep_report import default_methods, sweep_csv, sweep_report, tasks_of
-from protofleet.hw_profiles.units import percent, size, time_text
+from protofleet.hw_profiles.units import digits, percent, size, time_text
 
 __all__ = ["sweep_command"]
 
@@ -167,7 +167,7 @@ def _row(point: Mapping[str, Any]) -> tuple[str, ...]:
     dsps = "" if point["dsp_slices"] is None else f"{point['dsp_slices']:,}"
     return (
         name, point["dataflow"], str(point["batch"]), f"{point['mhz']:g}", size(point["sram_bytes"]),
-        time_text(point["photo_ms"]), f"{point['photo_mj']:.3g} mJ", size(point["memory_bytes"]), dsps, luts,
+        time_text(point["photo_ms"]), f"{digits(point['photo_mj'])} mJ", size(point["memory_bytes"]), dsps, luts,
         percent(point["chip_share"], 0),
     )  # fmt: skip
 

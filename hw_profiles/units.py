@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["few", "nice_bytes", "nice_joules", "percent", "seconds_text", "size", "thousands", "time_text"]
+__all__ = ["digits", "few", "nice_bytes", "nice_joules", "percent", "seconds_text", "size", "thousands", "time_text"]
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+def digits(number: float, most: int = 3) -> str:
+    """A number to so many digits, without an exponent: 0.804, 176, 17,600."""
+    return f"{float(f'{number:.{most}g}'):,.15g}"
 
 
 def size(nbytes: float) -> str:

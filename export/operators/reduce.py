@@ -76,7 +76,7 @@ def _vector_norm(
 
 @translates(aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default)
 def _matmul(e: Emitter, out: Meta, a: Value, b: Value) -> str:
-    return e.op("MatMul", e.plain(a), e.plain(b))
+    return e.op("MatMul", e.plain(a), e.graph.right_side(e.plain(b)))
 
 
 @translates(aten.addmm.default)

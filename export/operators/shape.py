@@ -98,11 +98,18 @@ def _expand(e: Emitter, out: Meta, a: Value, *_: Any, **__: Any) -> Any:
         return a
     own = (1,) * (len(out.shape) - len(a.shape)) + a.shape
     if any(n and n % ANY == 0 and n != mine for n, mine in zip(out.shape, own, strict=True)):
-        return e.graph.spread(e.plain(a), out.shape)
+        return _of_a_matrix(e, e.graph.spread(e.plain(a), out.shape), out, a)
     if e.prefers_channel_major([a]) and len(out.shape) == 4:
         b, c, *rest = out.shape
         return ChannelMajor(e.graph.expand(e.channel_major(a), (c, b, *rest)))
-    return e.graph.expand(e.plain(a), out.shape)
+    return _of_a_matrix(e, e.graph.expand(e.plain(a), out.shape), out, a)
+
+
+def _of_a_matrix(e: Emitter, name: str, out: Meta, a: Value) -> str:
+    """The name of what was expanded, noted where it repeats one whole matrix."""
+    if len(a.shape) == 2 and out.shape[-2:] == a.shape:
+        e.graph.repeats(name, e.plain(a))
+    return name
 
 
 def _expanded(e: Emitter, a: Value, shape: tuple[int, ...]) -> Value:

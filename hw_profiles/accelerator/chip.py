@@ -29,6 +29,7 @@ from protofleet.hw_profiles.accelerator.memory_system import least_half_bytes
 from protofleet.hw_profiles.accelerator.simulate import Array
 from protofleet.hw_profiles.devices.schema import Device, SystolicArray, check_figure
 from protofleet.hw_profiles.latency.precisions import PRECISIONS
+from protofleet.hw_profiles.units import digits
 
 __all__ = [
     "Chip", "Excess", "Resources", "bank_halves", "check_buildable", "check_option", "chip_of", "excess_of",
@@ -191,14 +192,10 @@ def check_buildable(array: Array, chip: Chip) -> None:
         return
     raise UsageError(
         f"{array.rows} x {array.cols} {array.precision} cells at {array.mhz:g} MHz on {chip.device}: {found.name}",
-        expected=f"at most {_number(found.most)} {found.words}",
-        got=_number(found.wanted),
+        expected=f"at most {digits(found.most, 9)} {found.words}",
+        got=digits(found.wanted, 9),
         hint=f"{found.hint}, or a --devices-file of a larger chip",
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def bank_halves(width_bits: int, numbers: int) -> int:

@@ -36,6 +36,7 @@ from protofleet.hw_profiles.accelerator.simulate import Array
 from protofleet.hw_profiles.accelerator.systolic import Depthwise, map_gemm
 from protofleet.hw_profiles.latency.precisions import ON_ARRAYS, PRECISIONS
 from protofleet.hw_profiles.memory.liveness import peak_memory
+from protofleet.hw_profiles.units import digits
 from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = ["MOST_POINTS", "PUBLISHED", "Axes", "Point", "Refused", "Sweep", "Task", "sweep"]
@@ -184,7 +185,7 @@ def sweep(
             refused.setdefault(f"nobody {costs.task.in_floats} in {array.precision}", []).append(method)
         elif found is not None:
             what = f"{array.rows} x {array.cols} {array.precision} at {array.mhz:g} MHz"
-            says = f"{what}: {found.wanted:,.6g} where {found.most:,.6g} {found.words}"
+            says = f"{what}: {digits(found.wanted, 9)} where {digits(found.most, 9)} {found.words}"
             refused.setdefault(found.name, []).append(says)
         else:
             wanted.setdefault(costs, []).append(array)

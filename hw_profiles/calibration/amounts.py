@@ -32,7 +32,7 @@ from protofleet.hw_profiles.workload.fusion import fused_layers
 from protofleet.hw_profiles.workload.model import ConvShape, Layer, Workload
 from protofleet.hw_profiles.workload.reuse import Touch, constant_layers, copied_view, touches
 
-__all__ = ["AMOUNTS", "amounts_of", "is_step", "layer_amounts"]
+__all__ = ["AMOUNTS", "MULTIPLY", "amounts_of", "is_step", "layer_amounts"]
 
 AMOUNTS = (
     "run", "launch", "view", "launch near", "launch far", "divided", "code near", "code far",
@@ -45,6 +45,7 @@ AMOUNTS = (
     "runs reduce", "runs norm",
     "near", "far", "reorder",
 )  # fmt: skip
+MULTIPLY = ("pointwise", "window", "first", "depthwise", "grouped", "narrow groups", "gemm")  # multiply-accumulates
 _INDEX = {name: index for index, name in enumerate(AMOUNTS)}
 _BLOCK = 16  # channels that a vector holds, of the widest processors
 _FEW_INPUTS = 8  # a first convolution reads planes as they are

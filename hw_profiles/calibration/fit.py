@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.hw_profiles.calibration.amounts import AMOUNTS
+from protofleet.hw_profiles.calibration.amounts import AMOUNTS, MULTIPLY
 
 __all__ = ["Costs", "datasheet_costs", "fit_costs"]
 
@@ -25,9 +25,7 @@ _FLOOR_MS = 2e-3  # that a clock and a call add to the doubt of a small graph
 _SD_GROUP, _SD_AMOUNT = 1.0, 0.8
 _STEPS = 60
 _STARTING = ("run", "launch", "view", "launch near", "launch far", "divided", "code near", "code far")
-_ARITHMETIC = (
-    "pointwise", "window", "first", "depthwise", "grouped", "narrow groups", "edges", "gemm",
-)  # fmt: skip
+_ARITHMETIC = (*MULTIPLY, "edges")
 # What one unit takes by the data sheet: multiply-accumulates at half the peak rate, elements of 4 bytes at half the
 # memory's or of a cache of 8 times its rate, runs and starts in cycles. Not searched.
 _CYCLES = {

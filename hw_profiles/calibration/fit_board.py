@@ -1,9 +1,9 @@
 """From measured graphs to what a device file says: the fits of both parts for each number of threads, and their errors.
 
 A fit's error is that of graphs that it had not seen: every graph is predicted by a fit of nine tenths of the others.
-The interval is what holds 8 of 10 of the whole networks, or steps, among them (conformal prediction): what is asked of
-a file is networks, whose layers are met with other numbers in the caches than a small graph's. A board that had no time
-for five of them takes all graphs.
+The interval is what holds 8 of 10 of the whole networks, or steps, among them (conformal prediction), by a fit that saw
+none of these: a network that is asked of a file is no relative of the suite's, as those are of each other (decision
+297). A board that had no time for five of them takes all graphs, by the fits of nine tenths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.hw_profiles.calibration.fit import fit_costs
 from protofleet.hw_profiles.calibration.suite import PARTS, Part, cases
 from protofleet.hw_profiles.devices.calibrated import BoardFit
 
-__all__ = ["fit_board", "fit_part", "half_width", "left_out_errors"]
+__all__ = ["fit_board", "fit_part", "half_width", "left_out_errors", "whole_errors"]
 
 _FOLDS = 10
 _COVERAGE = 0.8
@@ -50,18 +50,26 @@ def fit_part(
     """One fit with the errors of graphs that were left out; `whole` says which are networks or steps."""
     costs = fit_costs(amounts, ms, prior, whole)
     errors = np.abs(left_out_errors(amounts, ms, prior, whole))
+    apart = errors if whole.sum() < _FEWEST_WHOLE else np.abs(whole_errors(amounts, ms, prior, whole))
     relative = np.expm1(errors)
     named = dict(zip(AMOUNTS, (float(value) for value in np.exp(costs.log_ms) * 1e6), strict=True))
     return BoardFit(
         part, threads, len(ms), float(np.median(relative)), float(np.quantile(relative, 0.9)),
-        half_width(errors, whole), named,
+        half_width(apart), named,
     )  # fmt: skip
 
 
-def half_width(errors: NDArray[np.float64], whole: NDArray[np.bool_]) -> float:
+def half_width(errors: NDArray[np.float64]) -> float:
     """Of the 80 % interval, in natural logarithms: the k-th smallest error, k = ⌈0.8 (n + 1)⌉, of n left-out graphs."""
-    asked = np.sort(errors[whole] if whole.sum() >= _FEWEST_WHOLE else errors)
-    return float(asked[min(len(asked), ceil(_COVERAGE * (len(asked) + 1))) - 1])
+    return float(np.sort(errors)[min(len(errors), ceil(_COVERAGE * (len(errors) + 1))) - 1])
+
+
+def whole_errors(
+    amounts: NDArray[np.float64], ms: NDArray[np.float64], prior: NDArray[np.float64], whole: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """log(predicted / measured) of every whole network or step, by a fit of the small graphs alone."""
+    costs = fit_costs(amounts[~whole], ms[~whole], prior, whole[~whole])
+    return np.log(amounts[whole] @ np.exp(costs.log_ms)) - np.log(ms[whole])
 
 
 def left_out_errors(

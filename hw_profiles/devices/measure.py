@@ -24,9 +24,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert
 
 from protofleet.contract.errors import DataError
 from protofleet.hw_profiles.devices.host import cpu_name, cpu_temperature_c, throttling
@@ -168,12 +169,58 @@ def read_measurement(path: str | Path) -> dict[str, Any]:
     measured = table.get("measured", table) if isinstance(table, dict) else None
     if not isinstance(measured, dict) or measured.get("kind") != "measured" or measured.get("schema") != SCHEMA:
         raise DataError(f"measurement {path}", expected=f"a measurement of schema {SCHEMA}", got="another file")
-    for run in measured.get("runs", ()):
+    for run in measured.get("runs") or ():
         for key in ("median_ms", "p99_ms", "threads", "batch"):
             value = run.get(key) if isinstance(run, dict) else None
             if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
                 raise DataError(f"measurement {path}: {key}", expected="a positive number", got=repr(value))
+    try:
+        convert(measured, _Record)
+    except ValidationError as error:
+        raise DataError(f"measurement {path}", expected="what profile --measure writes", got=error) from None
     return measured
+
+
+class _Bundle(Struct):
+    sha256: str
+
+
+class _Host(Struct):
+    board: str
+    cpu: str
+
+
+class _Run(Struct):
+    phase: Literal["inference", "training_step"]
+    threads: int
+    batch: int
+    peak_rss_bytes: int
+    temperature_c: tuple[float | None, float | None]
+    throttled: bool | None = None
+    other_processors: float | None = None
+    under_load: bool | None = None
+    cpu_ms: float | None = None
+
+
+class _Operator(Struct):
+    op: str
+    nodes: int
+    ms: Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class _Operators(Struct):
+    threads: int
+    batch: int
+    rows: list[_Operator]
+
+
+class _Record(Struct):
+    """What is read of a record: other fields are let through."""
+
+    bundle: _Bundle
+    host: _Host
+    runs: Annotated[list[_Run], Meta(min_length=1)]
+    operators: _Operators | None = None
 
 
 def best_run(measured: Mapping[str, Any], phase: str) -> Mapping[str, Any] | None:

@@ -268,8 +268,8 @@ def _parse_device(table: Mapping[str, Any], origin: str) -> Device:
         if key not in (*_TEXTS, *FIELDS, _CALIBRATION):
             raise UsageError(where, expected=f"only {', '.join((*_TEXTS, *FIELDS, _CALIBRATION))}", got=key)
     for key, value in texts.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{where}: {key}", expected="text", got=as_written(value))
+        if not isinstance(value, str) or not value.isprintable():
+            raise UsageError(f"{where}: {key}", expected="text of one line", got=as_written(value))
     sources: dict[str, str] = {}
     sections = {key: _parse_section(key, table[key], where, sources) for key in FIELDS if key in table}
     if "memory" not in sections:
@@ -333,7 +333,7 @@ def _check_together(device: Device, where: str) -> None:
 
 
 def _range(rule: Field) -> str:
-    return f"{'a whole number' if rule.whole else 'a number'} from {rule.low:g} to {rule.high:g}"
+    return f"{'a whole number' if rule.whole else 'a number'} from {rule.low:.15g} to {rule.high:.15g}"
 
 
 def _with_host_numbers(device: Device) -> Device:

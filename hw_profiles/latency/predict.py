@@ -37,6 +37,7 @@ from protofleet.hw_profiles.latency.intervals import CASES, Case, Widths
 from protofleet.hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
 from protofleet.hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
 from protofleet.hw_profiles.latency.support import Grounds, Support, case_of, support_of, support_on_board
+from protofleet.hw_profiles.units import digits
 from protofleet.hw_profiles.workload.model import Workload
 
 __all__ = [
@@ -123,7 +124,7 @@ class Prediction:
         """The interval in words; of a figure without ground there is none."""
         if self.support.status == "no ground":
             return f"no interval: {'; '.join(self.support.reasons)}"
-        return f"80 % within {self.low_ms:.3g} to {self.high_ms:.3g} ms"
+        return f"80 % within {digits(self.low_ms)} to {digits(self.high_ms)} ms"
 
     def products(self) -> list[tuple[str, int, float, float]]:
         """Layers that multiply: (name, multiply-accumulates, elements read and written, ms)."""
@@ -259,7 +260,7 @@ def _calibrated(
     """On a board that was measured, from what its file says."""
     found = predict_on_board(workload, calibration, threads)
     fit, ms = found.fit, found.ms
-    support = support_on_board(found.unseen, calibration)
+    support = support_on_board(found, calibration)
     counted = f"{fit.threads} thread{'s' * (fit.threads > 1)}"
     return Prediction(
         setting=Setting(device.name, "cpu", runtime, "fp32", threads, f"{counted}, calibrated"),

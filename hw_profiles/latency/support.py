@@ -21,11 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from protofleet.hw_profiles.calibration.predict_board import OnBoard
 from protofleet.hw_profiles.devices.calibrated import Calibration
 from protofleet.hw_profiles.latency.hierarchical_fit import kind_of
 from protofleet.hw_profiles.latency.intervals import Case
 from protofleet.hw_profiles.latency.operator_classes import MACS, LayerDemand
 from protofleet.hw_profiles.latency.published_rows import TRAINING_RUNTIME, Setting
+from protofleet.hw_profiles.units import digits
 from protofleet.hw_profiles.workload.model import Layer, Workload
 
 __all__ = ["Grounds", "Support", "case_of", "status_of_share", "support_of", "support_on_board"]
@@ -108,21 +110,26 @@ def support_of(
     return Support(status, tuple(reason for _, reason in found if reason))
 
 
-def support_on_board(unseen: Mapping[str, float], calibration: Calibration) -> Support:
-    """Of a prediction from a board's own measurements: by the share of time in operators that none of them had."""
-    share = sum(unseen.values())
-    reasons = []
+def support_on_board(found: OnBoard, calibration: Calibration) -> Support:
+    """Of a prediction from a board's own measurements: by the share of time in operators that none of them had, by size
+    beside the largest of them, and by what disturbed them."""
+    share = sum(found.unseen.values())
+    reasons: list[tuple[Status, str]] = []
     if calibration.under_load:
-        reasons.append(f"{calibration.board} was calibrated while others took {calibration.others or 0:.2f} processors")
+        busy = f"{calibration.board} was calibrated while others took {calibration.others or 0:.2f} processors"
+        reasons.append(("extrapolated", busy))
     if calibration.throttled:
-        reasons.append(f"{calibration.board} was held back while it was calibrated")
-    status: Status = "interpolated" if not reasons else "extrapolated"
-    if share > _UNSEEN_EXTRAPOLATED:
-        status = "no ground" if share > _UNSEEN_NO_GROUND else "extrapolated"
-    if unseen:
-        named = ", ".join(list(unseen)[:3])
-        reasons.append(f"{100 * share:.1f} % of the time in operators that were not measured ({named})")
-    return Support(status, tuple(reasons))
+        reasons.append(("extrapolated", f"{calibration.board} was held back while it was calibrated"))
+    if found.unseen:
+        named = ", ".join(list(found.unseen)[:3])
+        measured = f"{100 * share:.1f} % of the time in operators that were not measured ({named})"
+        reasons.append((status_of_share(share), measured))
+    size = _status_beyond(found.macs / found.most_macs)
+    if size != "interpolated":
+        macs, most = digits(found.macs / 1e6), digits(found.most_macs / 1e6)
+        reasons.append((size, f"{macs} M multiply-accumulates; the graphs that were measured have up to {most} M"))
+    status = max((status for status, _ in reasons), key=_ORDER.index, default="interpolated")
+    return Support(status, tuple(reason for _, reason in reasons))
 
 
 def _operators(workload: Workload, priced: _Priced) -> tuple[Status, str]:
@@ -144,7 +151,7 @@ def _operators(workload: Workload, priced: _Priced) -> tuple[Status, str]:
 
 def _is_seen(layer: Layer, batch: int) -> bool:
     if layer.gemms and layer.conv is None:  # a classifier's: one row of a photo; not one of tokens or two activations
-        return bool(layer.weights) and max(gemm.m for gemm in layer.gemms) <= batch
+        return bool(layer.weights) and max(gemm.m * gemm.count for gemm in layer.gemms) <= batch
     return layer.conv is not None or layer.op in _SEEN
 
 
@@ -152,13 +159,22 @@ def _size(demands: Sequence[LayerDemand], setting: Setting, device: str, grounds
     named = grounds.sizes.get(f"{setting.runtime}, {device}")
     low, high = named or grounds.sizes.get(setting.runtime, (0.0, float("inf")))
     macs = sum(float(demanded.amounts[MACS].sum()) for demanded in demands)
-    beyond = max(low / macs if macs else float("inf"), macs / high)
-    if beyond <= _BEYOND_EXTRAPOLATED:
-        return "interpolated", ""
-    status: Status = "no ground" if beyond > _BEYOND_NO_GROUND else "extrapolated"
+    status = _status_beyond(max(low / macs if macs else float("inf"), macs / high))
+    if status == "interpolated":
+        return status, ""
     low, high = low / 1e6, high / 1e6
     where = f"{setting.runtime} here" if named else setting.runtime
-    return status, f"{macs / 1e6:,.3g} M multiply-accumulates; rows of {where} have {low:,.3g} to {high:,.3g} M"
+    return (
+        status,
+        f"{digits(macs / 1e6)} M multiply-accumulates; rows of {where} have {digits(low)} to {digits(high)} M",
+    )
+
+
+def _status_beyond(times: float) -> Status:
+    """The status of a figure so many times beyond what was measured."""
+    if times <= _BEYOND_EXTRAPOLATED:
+        return "interpolated"
+    return "no ground" if times > _BEYOND_NO_GROUND else "extrapolated"
 
 
 def _runtime(setting: Setting, case: Case, grounds: Grounds) -> tuple[Status, str]:

@@ -16,7 +16,7 @@ from protofleet.hw_profiles.charts.bars import Bar, Interval, bars, intervals
 from protofleet.hw_profiles.charts.scatter import Point, roofline
 from protofleet.hw_profiles.reports.page import Table, render_page, shade
 from protofleet.hw_profiles.reports.which_board import fits_text, short_title
-from protofleet.hw_profiles.units import size, time_text
+from protofleet.hw_profiles.units import digits, size, time_text
 
 __all__ = ["profile_page"]
 
@@ -103,7 +103,7 @@ def _fleet(devices: Sequence[_Device]) -> Table:
                 _interval(main),
                 main["kind"],
                 main["support"] or "–",
-                f"{spent['low_mj']:,.3g} – {spent['high_mj']:,.3g} mJ" if spent else "not known",
+                f"{digits(spent['low_mj'])} – {digits(spent['high_mj'])} mJ" if spent else "not known",
                 time_text(step["latency_ms"]) if step else "–",
                 step["kind"] if step else "",
                 time_text(step["round_s"] * 1e3) if step else "–",
@@ -226,7 +226,7 @@ def _entries(device: _Device) -> Table:
             time_text(entry["latency_ms"]),
             _interval(entry),
             entry["kind"],
-            f"{entry['energy']['mj']:,.3g} mJ" if entry["energy"] else "–",
+            f"{digits(entry['energy']['mj'])} mJ" if entry["energy"] else "–",
             entry["basis"],
             _ground(entry),
         )

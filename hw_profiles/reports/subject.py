@@ -118,9 +118,12 @@ def load_subject(
     for name, value in (("classes", classes), ("batch", batch)):
         if value is not None and value < 1:
             raise UsageError(name, expected="a positive integer", got=value)
+    is_file = target.endswith((".onnx", ".bundle")) or Path(target).is_file()
+    if side is not None and is_file:
+        raise UsageError("--side", expected="one of SphereFed's backbones by name", got=f"{target}, which has its own")
     if target.endswith(".onnx"):
         return _onnx_subject(Path(target), classes=classes, batch=batch)
-    if target.endswith(".bundle") or Path(target).is_file():
+    if is_file:
         return bundle_subject(read_bundle(target), f"bundle {Path(target).name}", classes=classes, batch=batch)
 
     @lru_cache(maxsize=64)

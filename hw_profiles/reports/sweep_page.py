@@ -14,7 +14,7 @@ from typing import Any
 
 from protofleet.hw_profiles.charts.fronts import Design, Measure, fronts
 from protofleet.hw_profiles.reports.page import Table, render_page
-from protofleet.hw_profiles.units import nice_bytes, percent, size, time_text
+from protofleet.hw_profiles.units import digits, nice_bytes, percent, size, time_text
 
 __all__ = ["MOST_DRAWN", "sweep_page"]
 
@@ -88,7 +88,7 @@ def _cells(point: Mapping[str, Any]) -> tuple[str, ...]:
         return "unknown" if value is None else f"{value:,.0f}"
 
     name = f"{point['rows']}x{point['cols']}" + (" SphereFed's" if point["published"] else "")
-    low, high = (f"{point[k]:.3g}" for k in ("photo_mj_low", "photo_mj_high"))
+    low, high = (digits(point[k]) for k in ("photo_mj_low", "photo_mj_high"))
     return (
         name, point["precision"], point["dataflow"], str(point["batch"]), f"{point['mhz']:g} MHz",
         size(point["sram_bytes"]), f"{point['bandwidth_gb_s']:g} GB/s", time_text(point["photo_ms"]),

@@ -13,10 +13,11 @@ from typing import Any
 from protofleet.contract.names import listed
 from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.memory.liveness import batch_text
-from protofleet.hw_profiles.units import few, size, time_text
+from protofleet.hw_profiles.units import digits, few, size, time_text
 
 __all__ = ["fits_text", "short_title", "what_it_takes", "which_array", "which_board"]
 
+_WORTH_SAYING = 0.1  # percent, that a step is quicker than FedAvg's
 _Values = Mapping[str, Any]
 
 
@@ -57,6 +58,9 @@ def which_board(report: _Values) -> str:
     found = [(device, _time(device, trains=trains)) for device in report["devices"]]
     known = sorted((t for d, t in found if isinstance(t, _Time) and d["memory"]["fits"]), key=lambda t: -t.ms)
     says = _of_those_that_fit(known, what, several=len(found) > 1)
+    if len(found) == 1 and not known and found[0][0]["memory"]["fits"]:
+        device, reason = found[0]
+        return f"{short_title(device)}: no time to go by, {reason}; memory {_memory(device)}."
     small = [device for device, _ in found if not device["memory"]["fits"]]
     if small:
         says.append(f"Too little memory: {few([f'{short_title(d)} ({_memory(d)})' for d in small])}.")
@@ -110,9 +114,9 @@ def what_it_takes(report: _Values) -> str:
         base, quickest = report["methods"][0], min(report["methods"], key=lambda row: row["step_ms"])
         says = f"{on} a step of {base['method']} with a batch of {subject['batch']} takes {time_text(base['step_ms'])}"
         says += f", a round {time_text(1e3 * base['round_s'])} (simulated, so without interval)."
-        if quickest is not base:
-            saved = f"{quickest['saved_percent']['latency']:.1f} % less"
-            says += f" The quickest is {quickest['method']}: {time_text(quickest['step_ms'])}, {saved}."
+        saved = quickest["saved_percent"]["latency"]
+        if saved >= _WORTH_SAYING:
+            says += f" The quickest is {quickest['method']}: {time_text(quickest['step_ms'])}, {saved:.1f} % less."
     else:
         took = time_text(report["inference"]["latency_ms"])
         says = f"{on} a forward pass of {subject['batch']} takes {took} (simulated, so without interval)."
@@ -143,7 +147,7 @@ def which_array(report: _Values, most: int = 2) -> str:
 def _best_arrays(front: Sequence[_Values], name: str) -> str:
     fastest = min(front, key=lambda point: (point["photo_ms"], point["chip_share"]))
     smallest = min(front, key=lambda point: (point["chip_share"], point["photo_ms"]))
-    low, high = (f"{fastest[f'photo_mj_{end}']:.3g}" for end in ("low", "high"))
+    low, high = (digits(fastest[f"photo_mj_{end}"]) for end in ("low", "high"))
     says = f"For {name} the fastest array is {_array(fastest)}: {time_text(fastest['photo_ms'])} and {low} to {high} mJ"
     says += f" a photo, {100 * fastest['chip_share']:.0f} % of the chip."
     if smallest is fastest:

@@ -41,7 +41,7 @@ def module_names(nodes: Sequence[NodeProto], weights: Collection[str], data: Col
         read = next((owner[name] for name in node.input if name in owner), "")
         by_weight = read.removesuffix(".") if read.endswith(".") else ""
         module = by_weight or _scope(node) or _by_hand(node) or read
-        if not varies and module:
+        if not varies and module and node.op_type != "Identity":  # torch keeps one of equal tensors, whoever's it is
             owner.update(dict.fromkeys(node.output, f"{module}." if by_weight else module))
         near = module or next((before[name] for name in node.input if name in before), "input")
         before.update(dict.fromkeys(node.output, near))

@@ -30,11 +30,13 @@ from protofleet.hw_profiles.devices.measure import read_measurement
 from protofleet.hw_profiles.devices.schema import Device, find_device, load_devices, read_device_files
 from protofleet.hw_profiles.latency.precisions import ON_PROCESSORS
 from protofleet.hw_profiles.latency.published_rows import OWN_DEVICE
+from protofleet.hw_profiles.memory.liveness import LARGEST_SEARCHED
 from protofleet.hw_profiles.reports.page import check_pages
-from protofleet.hw_profiles.units import size, time_text
+from protofleet.hw_profiles.units import digits, size, time_text
 
 __all__ = ["profile_command"]
 
+_MOST_SAMPLES = 1_000_000_000
 _SHORT = {"onnxruntime": "ort", "tensorrt": "trt"}
 
 
@@ -95,11 +97,12 @@ def profile_command(
             "profile", expected="a bundle file, or --list", got="neither", hint="protofleet profile --list"
         )
     _check_options(batch, samples, seconds, precision)
+    if not measure and threads not in ("", "1", "all"):
+        raise UsageError("--threads", expected="1 or all for predictions", got=threads, hint="--measure for others")
     if per_operator and not measure:
         raise UsageError("--per-operator", expected="--measure beside it", got="none")
-    named = [name.strip() for name in devices.split(",") if name.strip()] or (
-        list(own) or (["host"] if measure else [n for n in known if n != OWN_DEVICE])
-    )
+    everywhere = ["host"] if measure else [name for name in known if name != OWN_DEVICE]
+    named = _named(devices) if devices else list(own) or everywhere
     chosen = [find_device(name, known) for name in named]
     record = read_measurement(measured) if measured else None
     if measure:
@@ -127,6 +130,14 @@ def profile_command(
 
         write_text(html_file, profile_page(report), option="--html")
     _show(report, console)
+
+
+def _named(devices: str) -> list[str]:
+    """The names of `--devices`, each once."""
+    names = list(dict.fromkeys(name.strip() for name in devices.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--devices", expected="names with commas between", got=devices, hint="profile --list")
+    return names
 
 
 def _calibrate(path: Path, threads: str, under_load: bool, console: Console) -> None:
@@ -186,6 +197,10 @@ def _check_options(batch: int, samples: int, seconds: float, precision: str) -> 
     for name, value in (("--batch", batch), ("--samples", samples)):
         if value < 1:
             raise UsageError(name, expected="a positive integer", got=value)
+    if batch > LARGEST_SEARCHED:
+        raise UsageError("--batch", expected=f"at most {LARGEST_SEARCHED:,}", got=batch)
+    if samples > _MOST_SAMPLES:
+        raise UsageError("--samples", expected=f"at most {_MOST_SAMPLES:,}", got=samples)
     if not 0 < seconds <= 3600:
         raise UsageError("--seconds", expected="a number from 0 to 3600", got=seconds)
     if precision:
@@ -200,6 +215,8 @@ def _thread_counts(threads: str) -> list[int]:
             counts = sorted({int(number) for number in threads.split(",")})
         except ValueError:
             raise UsageError("--threads", expected="numbers, comma-separated", got=threads) from None
+        if counts[0] < 1 or counts[-1] > cores:
+            raise UsageError("--threads", expected=f"numbers from 1 to {cores}, the processors here", got=threads)
     return counts
 
 
@@ -323,10 +340,14 @@ def _grounds(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """A line for each device whose memory estimate lies beyond all measurements."""
+    """A line for all devices whose memory estimate lies beyond all measurements in the same things."""
+    lines: dict[str, list[str]] = {}
     for device in devices:
         if device["memory"]["extrapolated"]:
-            yield f"memory extrapolated, beyond all that was measured: {', '.join(device['memory']['extrapolated'])}"
+            beyond = ", ".join(device["memory"]["extrapolated"])
+            lines.setdefault(f"memory extrapolated, beyond all that was measured: {beyond}", []).append(device["name"])
+    for line, names in lines.items():
+        yield f"{', '.join(names)}: {line}"
 
 
 def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
@@ -335,7 +356,7 @@ def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         device["name"],
         _brief(main["latency_ms"]),
-        f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
+        f"{digits(main['low_ms'], 2)}–{digits(main['high_ms'], 2)}" if main["low_ms"] else "",
         runtime if runtime == "array" else f"{runtime} {main['precision']}",
         _GROUND.get(main["support"], "") + (f" ±{100 * main['error']['median']:.0f}%" if main["error"] else ""),
         _brief(step["latency_ms"]) if step else "–",
@@ -364,7 +385,7 @@ def _show_operators(rows: Sequence[Mapping[str, Any]], console: Console) -> None
     if not rows:
         return
     cells = [
-        (row["op"], str(row["nodes"]), *("–" if row.get(k) is None else f"{row[k]:.3g}" for k in _OPERATOR_FIGURES))
+        (row["op"], str(row["nodes"]), *("–" if row.get(k) is None else digits(row[k]) for k in _OPERATOR_FIGURES))
         for row in rows
     ]
     headings = ("operator", "nodes", "measured ms", "predicted ms")
@@ -385,8 +406,8 @@ def _beside(line: Mapping[str, Any]) -> str:
     """What was predicted for a measured line."""
     if not line.get("predicted_ms"):
         return "–"
-    interval = f"{line['low_ms']:.2g} – {line['high_ms']:.2g}" if line["low_ms"] else line["support"]
-    return f"{line['predicted_ms']:.3g} ({interval})"
+    interval = f"{digits(line['low_ms'], 2)} – {digits(line['high_ms'], 2)}" if line["low_ms"] else line["support"]
+    return f"{digits(line['predicted_ms'])} ({interval})"
 
 
 _MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "cpu ms", "others", "peak MB", "°C", "predicted ms")
@@ -400,9 +421,9 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
             line["phase"].replace("_", " "),
             str(line["threads"]),
             str(line["batch"]),
-            f"{line['median_ms']:.3g}",
-            f"{line['p99_ms']:.3g}",
-            f"{line['cpu_ms']:.3g}" if line.get("cpu_ms") is not None else "?",
+            digits(line["median_ms"]),
+            digits(line["p99_ms"]),
+            digits(line["cpu_ms"]) if line.get("cpu_ms") is not None else "?",
             _others(line),
             f"{line['peak_rss_bytes'] / 1e6:.1f}",
             "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
@@ -410,7 +431,7 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
         )
         rows.append(cells)
     show_table(console, _MEASURED_COLUMNS, rows, title=f"measured on {record['host']['board']}")
-    loaded = [line for line in record["runs"] if line.get("under_load")]
+    loaded = [line for line in record["runs"] if line.get("under_load") and line.get("other_processors") is not None]
     if loaded:
         worst = max(line["other_processors"] for line in loaded)
         console.print(

@@ -235,6 +235,7 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
         (["spherefed_vgg13", "--batch", "4096"], "does not fit fpga-vc707-32x64, expected at most"),
         (["spherefed_convnet", "--batch", "0"], "error: batch, expected a positive integer, got 0"),
         (["spherefed_convnet", "--side", "33"], "input side, expected a multiple of 32, got 33"),
+        (["a.onnx", "--side", "64"], "error: --side, expected one of SphereFed's backbones by name, got a.onnx"),
         (["spherefed_convnet", "--samples", "0"], "error: --samples, expected a positive integer, got 0"),
         (["spherefed_convnet", "--rows", "0"], "error: --rows, expected a whole number from 1 to 4096, got 0"),
         (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from protofleet.cli import main
 from protofleet.commands import calibrate
@@ -25,7 +26,7 @@ from protofleet.hw_profiles.devices.load import Load
 from protofleet.hw_profiles.devices.schema import parse_devices
 from protofleet.hw_profiles.latency.predict import predict
 from protofleet.hw_profiles.workload.constant_folding import fold_weights
-from protofleet.hw_profiles.workload.from_onnx import bundle_workloads
+from protofleet.hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 
 MakeBundle = Callable[..., Path]
 COSTS_MS = np.exp(datasheet_costs(2.0, 16.0, 20.0) + np.random.default_rng(0).normal(0.7, 0.5, len(AMOUNTS)))
@@ -116,6 +117,28 @@ def test_an_operator_that_was_not_measured_is_named(mnist_like_bundle: MakeBundl
     support = predict(strange, device).support
     assert support.status == "no ground"
     assert "operators that were not measured (Gru)" in support.reasons[-1]
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, "interpolated"), (3, "extrapolated"), (40, "no ground")])
+def test_what_is_larger_than_all_graphs_is_no_interpolation(board_text: str, times: int, status: str) -> None:
+    """The suite's largest graph of inference has 673 M multiply-accumulates."""
+    device = parse_devices(board_text, "here")[0]
+    side = 56
+    weights = {f"w{i}": (128, 128, 3, 3) for i in range(times)}  # 462 M each
+    nodes = [
+        helper.make_node("Conv", [f"c{i}" if i else "x", f"w{i}"], [f"c{i + 1}"], f"c{i}", pads=[1] * 4)
+        for i in range(times)
+    ]
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 128, side, side])],
+        [helper.make_tensor_value_info(f"c{times}", TensorProto.FLOAT, None)],
+        [helper.make_tensor(n, TensorProto.FLOAT, s, np.zeros(s, np.float32)) for n, s in weights.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    support = predict(read_workload(model, batch=1), device).support
+    assert support.status == status
+    assert ("graphs that were measured have up to 673 M" in " ".join(support.reasons)) == (status != "interpolated")
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,9 @@ def test_one_file_may_hold_several(tmp_path: Path) -> None:
         ("[power]", "[powers]", "powers"),
         ("[cpu]", "[[cpu]]", "[cpu]"),
         ('name = "my-board"', "", "name"),
+        ('name = "my-board"', 'name = "my\\u001b[31mboard"', "text of one line"),
+        ('name = "my-board"', 'name = "b"\ntitle = "a\\nb"', "title, expected text of one line"),
+        ("value = 1000000000", "value = 1", "from 1048576 to 17592186044416"),
         ('name = "my-board"', "name = ", "TOML"),
     ],
 )

@@ -23,6 +23,7 @@ from protofleet.hw_profiles.latency.intervals import CASES, binomial_p, calibrat
 from protofleet.hw_profiles.latency.operator_classes import CLASSES, demand
 from protofleet.hw_profiles.latency.predict import coefficients, predict
 from protofleet.hw_profiles.latency.published_rows import Row, Setting, reference_demands
+from protofleet.hw_profiles.workload.constant_folding import fold_weights
 from protofleet.hw_profiles.workload.from_onnx import read_workload
 from protofleet.hw_profiles.workload.model import Workload
 
@@ -87,6 +88,32 @@ def test_a_transformer_from_rows_of_convolutions_has_no_ground() -> None:
         assert any("MatMul" in reason for reason in found.support.reasons)
         assert "no interval" in found.interval_text()
     assert "80 % within" in predict(_network(), PI4, runtime="ncnn").interval_text()
+
+
+def test_a_product_with_the_same_matrix_for_every_token_is_one_over_tokens() -> None:
+    """Torch writes it as 197 products of one row; each has weights and one row, as a classifier has."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["rows"], "turn", perm=[1, 0, 2]),
+        helper.make_node("Expand", ["w", "shape"], ["copies"], "copies"),
+        helper.make_node("MatMul", ["rows", "copies"], ["y"], "in_proj"),
+    ]
+    tensors = [
+        helper.make_tensor("w", TensorProto.FLOAT, (768, 2304), np.zeros((768, 2304), np.float32)),
+        helper.make_tensor("shape", TensorProto.INT64, (3,), [197, 768, 2304]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 197, 768])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], tensors), opset_imports=[helper.make_opsetid("", 20)]
+    )
+    workload = fold_weights(read_workload(model, batch=1))
+    assert predict(workload, PI4, runtime="ncnn").support.status == "no ground"
+
+
+def test_figures_in_reasons_have_no_exponent() -> None:
+    far = predict(_network(layers=20, side=224), PI4, runtime="ncnn")
+    assert any("M multiply-accumulates" in reason for reason in far.support.reasons)
+    assert "e+0" not in " ".join((far.interval_text(), *far.support.reasons))
 
 
 def test_each_axis_is_looked_at() -> None:

@@ -14,6 +14,8 @@ import pytest
 from page_checks import check_page
 
 from protofleet.cli import main
+from protofleet.commands.profile import _extrapolations
+from protofleet.contract.errors import DataError
 from protofleet.contract.extras import install_command
 from protofleet.hw_profiles.devices.load import BUSY
 from protofleet.hw_profiles.devices.measure import operator_times, read_measurement, time_runs
@@ -291,6 +293,13 @@ def test_a_measurement_of_another_bundle_is_refused(
         (["--devices-file", "nowhere.toml"], "nowhere.toml"),
         (["--measure", "--threads", "two"], "--threads"),
         (["--per-operator"], "--measure"),
+        (["--batch", "9" * 20], "4,096"),
+        (["--samples", "9" * 20], "1,000,000,000"),
+        (["--threads", "two"], "1 or all"),
+        (["--threads", "3"], "1 or all"),
+        (["--devices", " , "], "--list"),
+        (["--measure", "--under-load", "--threads", "1,9999"], "processors here"),
+        (["--measure", "--under-load", "--threads", "0,1"], "processors here"),
     ],
 )
 def test_bad_use_is_one_line(
@@ -321,6 +330,54 @@ def test_time_runs_keeps_every_time() -> None:
     assert timing.median_ms == pytest.approx(10.0)
     assert timing.p99_ms >= 10.0
     assert timing.runs >= 98
+
+
+def test_a_device_that_is_named_twice_is_shown_once(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    named = ["--devices", "raspberry-pi-4, raspberry-pi-4"]
+    assert main(["profile", str(mnist_like_bundle()), *named, "--json", str(out)]) == 0
+    assert [device["name"] for device in json.loads(out.read_text())["devices"]] == ["raspberry-pi-4"]
+
+
+_RUN = {
+    "phase": "inference", "threads": 1, "batch": 1, "median_ms": 1.0, "p99_ms": 2.0, "peak_rss_bytes": 5,
+    "temperature_c": [None, 40.0], "throttled": None,
+}  # fmt: skip
+_RECORD = {
+    "kind": "measured", "schema": 1, "bundle": {"sha256": "00"}, "host": {"board": "b", "cpu": "c"}, "runs": [_RUN],
+    "operators": {"threads": 1, "batch": 1, "rows": [{"op": "Conv", "nodes": 1, "ms": 0.5}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": None},
+        {"host": {"board": ["b"], "cpu": "c"}},
+        {"bundle": {}},
+        {"runs": []},
+        {"runs": {}},
+        {"runs": [_RUN | {"phase": "dance"}]},
+        {"runs": [_RUN | {"temperature_c": 40}]},
+        {"runs": [_RUN | {"median_ms": float("nan")}]},
+        {"operators": {"threads": 1, "batch": 1, "rows": None}},
+        {"operators": {"threads": 1, "batch": 1, "rows": [{"op": "Conv", "nodes": 1, "ms": float("inf")}]}},
+    ],
+)
+def test_a_record_that_was_edited_is_one_line(wrong: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(_RECORD))
+    assert read_measurement(path)["runs"]
+    path.write_text(json.dumps(_RECORD | wrong))
+    with pytest.raises(DataError, match=r"measurement .*m\.json"):
+        read_measurement(path)
+
+
+def test_a_line_of_memory_names_its_devices() -> None:
+    devices = [{"name": name, "memory": {"extrapolated": ["graph"]}} for name in ("one", "other")]
+    devices.append({"name": "third", "memory": {"extrapolated": []}})
+    lines = list(_extrapolations(devices))
+    assert lines == ["one, other: memory extrapolated, beyond all that was measured: graph"]
 
 
 def test_a_foreign_measurement_is_refused(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pages.access import check_axe, check_width, tree
 
 from protofleet.cli import main
 from protofleet.hw_profiles.plan.fleet_file import example
-from protofleet.hw_profiles.reports.which_board import which_board
+from protofleet.hw_profiles.reports.which_board import what_it_takes, which_board
 
 SHIPPED = Path(__file__).parents[3] / "lab" / "demo" / "shipped" / "fleet.bundle"
 NAMES = ("profile", "cost", "sweep", "plan")
@@ -230,10 +230,25 @@ def test_which_board_is_the_slowest_that_fits_with_its_interval_and_support() ->
         "takes the cheapest by them."
     )
     assert _answer(array) == "C fits: an inference takes 40 ms (simulated); memory at most 100 MB of 400 MB."
+    assert _answer(groundless) == "B: no time to go by, no ground; memory at most 100 MB of 400 MB."
     assert _answer(small).startswith("This board does not do. Too little memory: A ")
     many = _answer(*(_device(f"S{n}", 1.0, memory={"fits": False}) for n in range(5)))
     assert "S0 (at most 100 MB of 400 MB), " in many
     assert many.endswith(" and 2 more.")
+
+
+def _cost(saved_percent: float) -> dict[str, Any]:
+    rows = [
+        {"method": name, "step_ms": ms, "round_s": 1.0, "saved_percent": {"latency": saved}}
+        for name, ms, saved in (("fedavg", 10.0, 0.0), ("fedpr", 9.9, saved_percent))
+    ]
+    subject, memory = {"batch": 4}, {"largest_batch": {"training": 8, "inference": 9}, "capacity_bytes": 1e9}
+    return {"subject": subject, "memory": memory, "device": "D", "methods": rows}
+
+
+def test_a_method_that_is_no_quicker_is_not_called_the_quickest() -> None:
+    assert "The quickest is fedpr: 9.9 ms, 1.0 % less." in what_it_takes(_cost(1.0))
+    assert "quickest" not in what_it_takes(_cost(0.04))
 
 
 def test_a_round_is_compared_where_the_bundle_trains(pages: dict[str, Path]) -> None:

@@ -52,6 +52,17 @@ def test_layers_of_a_plain_file_are_named_after_its_modules(plain):
     assert convolutions == [3 * 14 * 14 * 8 * 9 * 3, *[3 * 14 * 14 * 8 * 9 * 8] * 2], "at batch 3, where the file has 1"
 
 
+def test_a_constant_that_torch_shares_is_nobodys_name():
+    """Its exporter keeps one of equal tensors: a bias of zeros is that of every convolution that had one."""
+    nodes = [
+        helper.make_node("Identity", ["fc.bias"], ["onnx::Conv_9"], "Identity_0"),
+        helper.make_node("Conv", ["x", "onnx::Conv_8", "onnx::Conv_9"], ["y"], "/features/features.0/Conv"),
+        helper.make_node("Gemm", ["y", "fc.weight", "fc.bias"], ["z"], "/fc/Gemm"),
+    ]
+    weights = ("fc.weight", "fc.bias", "onnx::Conv_8")
+    assert module_names(nodes, weights, ("x", "y", "z"))[1:] == ["features.0", "fc"]
+
+
 def test_scopes_of_torchs_other_exporter_are_read():
     entry = onnx.StringStringEntryProto(
         key="pkg.torch.onnx.name_scopes", value="['', 'layer1', 'layer1.0.relu', 'relu_1']"
