@@ -15,6 +15,11 @@ beside the targets of docs/figures.md, in MB of 1,000,000 bytes, and exits with 
     python -m benchmarks.device.device_memory --options [--batch 16]
 
 compares ONNX Runtime's memory options instead (docs/decisions/020): for each, a process of its own runs 150 steps.
+
+    python -m benchmarks.device.device_memory --forms
+
+compares the portable step with that of the wheel protofleet-kernels, for the four networks of `train_step.py`: for each
+form a process of its own runs 30 steps in a session of a device. Exits with 1 when the wheel's form needs more.
 """
 
 from __future__ import annotations
@@ -32,8 +37,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.device.train_step import TARGETS
 from protofleet.aggregator.server.broker import EmbeddedBroker
 from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.contract.bundle.native_kernels import FORM, installed_kernels
 from protofleet.contract.settings.sources import read_settings
 from protofleet.edge_client.data.load import load_data
 from protofleet.edge_client.hardware.process_metrics import board_name, versions
@@ -192,6 +199,51 @@ print(peak_rss_bytes() / 1e6, min(took_ms))
 """
 
 
+FORM_STEPS = """
+import sys
+import numpy as np
+from protofleet.contract.bundle.bundle_file import read_bundle
+from protofleet.edge_client.hardware.process_metrics import peak_rss_bytes
+from protofleet.edge_client.training.onnx_session import open_session
+
+bundle = read_bundle(sys.argv[1])
+graph = bundle.forms[sys.argv[2]] if sys.argv[2] in bundle.forms else bundle.train_step
+session, _ = open_session(graph, sys.argv[2], threads=1, training=True)
+kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
+feed = {i.name: np.ones(i.shape, kinds[i.type]) for i in session.get_inputs()}
+feed |= {name: value for name, value in bundle.params.items() if name in feed}
+for _ in range(30):
+    session.run(None, feed)
+print(peak_rss_bytes() / 1e6)
+"""
+
+
+def compare_forms(folder: Path) -> bool:
+    """Peak of a process that trains by each form of the step; whether the wheel's is no higher."""
+    if installed_kernels() is None:
+        raise SystemExit("error: --forms needs the wheel protofleet-kernels (pip install ./kernels)")
+    print(f"{'network, input, batch':38} portable  kernels   peak in MB of a process that runs 30 steps, one thread")
+    fine = True
+    for case in TARGETS:
+        backbone, size, batch, method_name = case.split(":")
+        build_bundle(
+            backbone=backbone if backbone == "small_cnn" else f"torchvision:{backbone}",
+            method_name=method_name,
+            labels=LABELS,
+            input_shape=read_shape(size),
+            out=folder / "fleet.bundle",
+            batch=int(batch),
+            for_kernels=True,
+        )
+        peaks = []
+        for form in ("portable", FORM):
+            command = [sys.executable, "-c", FORM_STEPS, str(folder / "fleet.bundle"), form]
+            peaks.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        fine &= peaks[1] <= peaks[0]
+        print(f"{case:38} {peaks[0]:8.1f} {peaks[1]:8.1f}", flush=True)
+    return fine
+
+
 def compare(folder: Path, backbone: str, batch: int) -> None:
     """Peak and fastest step for each choice of memory pattern, arena and blocked layouts."""
     write_inputs(folder, Case(backbone, batch, (28, 28, 1), TRAINING_IMAGES))
@@ -212,12 +264,15 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=TRAINING_TARGET_MB, help="target of the peak, in MB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--forms", action="store_true", help="compare the portable step with the wheel's instead")
     parser.add_argument("--options", action="store_true", help="compare ONNX Runtime's memory options instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.options:
             compare(Path(folder), options.backbone, options.batch)
             return 0
+        if options.forms:
+            return 0 if compare_forms(Path(folder)) else 1
         case = Case(options.backbone, options.batch, read_shape(options.input), options.images, options.micro_batch)
         result = measure(Path(folder), case, options.rounds)
     parts = f" in parts of {options.micro_batch}" if options.micro_batch else ""

@@ -7,14 +7,21 @@ that the device's owner has installed, never from a bundle or a broker. Without 
 
 from __future__ import annotations
 
+import base64
 import importlib
+import importlib.metadata
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from protofleet.contract.bundle.onnx_runtime import ort
+
 __all__ = ["DOMAIN", "FORM", "Kernels", "installed_kernels", "register_kernels", "runnable_forms", "uses_kernels"]
+
+logger = logging.getLogger(__name__)
 
 DOMAIN = "protofleet.kernels"
 FORM = "kernels"  # of the training step: train_step.kernels.onnx
@@ -41,12 +48,29 @@ class Kernels:
 
 @cache
 def installed_kernels() -> Kernels | None:
-    """The wheel, where it is installed and its library can be loaded."""
+    """The wheel, where it is installed and its library can be loaded.
+
+    A library that is not the file that was installed is not loaded: a part of one ends the process.
+    """
     try:
         wheel = importlib.import_module("protofleet_kernels")
-        return Kernels(wheel.__version__, wheel.library(), wheel.loops(), wheel.sha256())
+        library, sha256 = wheel.library(), wheel.sha256()
+        if not _is_as_installed(Path(library).name, sha256):
+            logger.warning("protofleet-kernels is not used: %s is not the file that was installed; reinstall", library)
+            return None
+        return Kernels(wheel.__version__, library, wheel.loops(), sha256)
     except (ImportError, OSError, AttributeError):
         return None
+
+
+def _is_as_installed(name: str, sha256: str) -> bool:
+    """Whether a file of the wheel has the bytes that the installer wrote down; True where it wrote nothing down."""
+    try:
+        files = importlib.metadata.files("protofleet-kernels") or []
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    written = [file.hash.value for file in files if file.name == name and file.hash is not None]
+    return not written or base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=") in written
 
 
 def uses_kernels(graph: bytes) -> bool:
@@ -57,12 +81,16 @@ def uses_kernels(graph: bytes) -> bool:
 def register_kernels(options: Any, graph: bytes) -> None:
     """Give a session's options the wheel's operators, if the graph has some and the wheel is here.
 
+    Such a graph runs in the order in which it was written: a weight's gradient right after the gradient that it is made
+    of. By itself ONNX Runtime has all of them wait until the end, and keeps what they need (docs/decisions/298).
+
     Raises:
         RuntimeError: ONNX Runtime cannot load the library.
     """
     kernels = installed_kernels() if uses_kernels(graph) else None
     if kernels is not None:
         options.register_custom_ops_library(str(kernels.library))
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
 
 
 def runnable_forms(forms: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -74,6 +74,7 @@ class Graph:
         self._own_names: set[str] = set()
         self._published: dict[str, str] = {}
         self._products: dict[str, tuple[str, str, tuple[int, int], dict[str, int]]] = {}
+        self._told: dict[str, tuple[int, ...]] = {}
         self._repeated: dict[str, str] = {}
 
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
@@ -126,6 +127,13 @@ class Graph:
             self._results_of[key] = names
             self._own_names.update(names)
         return self._results_of[key]
+
+    def tell_shape(self, tensor: str, shape: Sequence[int]) -> None:
+        """Write the shape of a float32 tensor into the graph: of an operator that ONNX Runtime cannot infer it for.
+
+        Only a tensor of a known size is written where another lies that nobody asks for any more.
+        """
+        self._told[tensor] = tuple(shape)
 
     def product(self, left: str, right: str, shape: tuple[int, int], *, transA: int = 0, transB: int = 0) -> str:
         """The product of two matrices, of this shape, to which `plus` may add something."""
@@ -214,7 +222,14 @@ class Graph:
                 needed.update(node.input)
                 kept_nodes.append(node)
         constants = [tensor for tensor in self._initializers if tensor.name in needed]
-        graph = helper.make_graph(kept_nodes[::-1], self._name, self._inputs, self._outputs, constants)
+        inner = {name for node in kept_nodes for name in node.output} - {value.name for value in self._outputs}
+        told = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, self._public(shape))
+            for name, shape in self._told.items()
+            if name in inner
+        ]
+        ends = self._inputs, self._outputs
+        graph = helper.make_graph(kept_nodes[::-1], self._name, *ends, constants, value_info=told)
         domains = {node.domain for node in kept_nodes if node.domain}
         opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)

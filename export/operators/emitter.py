@@ -29,6 +29,7 @@ __all__ = ["KERNELS", "SWAP", "Emitter"]
 
 SWAP = (1, 0, 2, 3)
 KERNELS = DOMAIN  # of the operators of the wheel protofleet-kernels
+LANES = 16  # channels of one of its blocks
 
 
 class Emitter:
@@ -65,6 +66,8 @@ class Emitter:
         self.make(value)
         if value.blocks is None:
             value.blocks = self.op("ToBlocks", self.plain(value), domain=KERNELS, sizes=list(value.shape))
+        b, c, *plane = value.shape
+        self.graph.tell_shape(value.blocks, (b, -(-c // LANES), *plane, LANES))
         return value.blocks
 
     def channel_major(self, value: Value) -> str:

@@ -29,11 +29,10 @@ import torch
 from torch import fx
 
 from protofleet.export.graphs.values import Blocks, Meta, Value
-from protofleet.export.operators.emitter import KERNELS, Emitter
+from protofleet.export.operators.emitter import KERNELS, LANES, Emitter
 
 __all__ = ["IN_BLOCKS", "KernelNodes"]
 
-LANES = 16
 _MOST_TAPS = 1024
 _FEW_CHANNELS = 8  # of an image, which a first convolution takes as it is
 

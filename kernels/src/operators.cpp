@@ -70,6 +70,7 @@ struct Kind {  // an operator: what it takes and gives
   // Fills the shapes of inputs and outputs, of sizes that make sense; false where they do not suit the operator.
   bool (*plan)(const Kernel&, Shape* in, Shape* out);
   bool (*run)(const Kernel&, const Run&, pf::Parallel);
+  bool first_in_place = false;  // the first output may lie where the first input does
 };
 
 struct Kernel {
@@ -134,8 +135,8 @@ bool plan_pool(const Kernel& k) {
   const pf::Pool& c = k.pool;
   return fits({c.batch, c.channels, c.height, c.width}) && fits({c.rows, c.columns, c.stride_y, c.stride_x}) &&
          fits({c.batch, c.channels, c.out_height, c.out_width}) && c.pad_y >= 0 && c.pad_x >= 0 && c.pad_y < c.rows &&
-         c.pad_x < c.columns && (c.out_height - 1) * c.stride_y - c.pad_y < c.height &&
-         (c.out_width - 1) * c.stride_x - c.pad_x < c.width;
+         c.pad_x < c.columns && int64_t(c.out_height - 1) * c.stride_y - c.pad_y < c.height &&
+         int64_t(c.out_width - 1) * c.stride_x - c.pad_x < c.width;
 }
 
 using P = pf::Parallel;
@@ -206,7 +207,8 @@ const Kind kKinds[] = {
      [](const Kernel& k, const Run& r, P p) {
        return loops().batch_norm_grad(k.norm, r.in[0], r.in[1], nullptr, r.in[2], r.in[6], r.in[3], r.in[4], r.in[5],
                                       r.out[0], r.out[1], r.out[2], nullptr, p);
-     }},
+     },
+     true},
     {"BatchNormAddGrad", 7, 7, 4, 5,  // y in the place of the bias; and the gradient of what was added
      [](const Kernel& k, Shape* in, Shape* out) {
        in[0] = in[1] = in[6] = out[0] = out[3] = activation(k), in[5] = vector_of(k.norm.batch);
@@ -216,7 +218,8 @@ const Kind kKinds[] = {
      [](const Kernel& k, const Run& r, P p) {
        return loops().batch_norm_grad(k.norm, r.in[0], r.in[1], r.in[6], r.in[2], nullptr, r.in[3], r.in[4], r.in[5],
                                       r.out[0], r.out[1], r.out[2], r.out[3], p);
-     }},
+     },
+     true},
     {"GroupNorm", 3, 3, 3, 6,
      [](const Kernel& k, Shape* in, Shape* out) {
        in[0] = out[0] = activation(k), in[1] = in[2] = vector_of(k.norm.channels);
@@ -430,6 +433,16 @@ Operator* operator_of(const Kind& kind) {
   };
   op->GetOutputCharacteristic = [](const OrtCustomOp*, size_t) -> int { return kRequired; };
   op->GetInputMemoryType = [](const OrtCustomOp*, size_t) -> int { return 0; };
+  op->GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  op->GetEndVersion = [](const OrtCustomOp*) { return INT32_MAX; };
+  if (kind.first_in_place) {
+    op->GetMayInplace = [](int** inputs, int** outputs) {
+      static int first = 0;
+      *inputs = *outputs = &first;
+      return size_t(1);
+    };
+    op->ReleaseMayInplace = [](int*, int*) {};
+  }
   op->CreateKernelV2 = create;
   op->KernelComputeV2 = compute;
   op->KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
@@ -444,7 +457,7 @@ __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOp
   const OrtApi* here = base->GetApi(ort::kApiVersion);
   if (here == nullptr) {  // an older ONNX Runtime
     using Create = OrtStatus* (*)(int, const char*);
-    return reinterpret_cast<Create const*>(base->GetApi(1))[ort::kCreateStatus](kOrtFail, "protofleet.kernels needs ONNX Runtime 1.17 or newer");
+    return reinterpret_cast<Create const*>(base->GetApi(1))[ort::kCreateStatus](kOrtFail, "protofleet.kernels needs ONNX Runtime 1.18 or newer");
   }
   api = here;
   static std::vector<Operator*>* made = [] {

@@ -24,7 +24,7 @@ struct OrtApiBase {
 
 enum { kFloat = 1, kRequired = 0, kOptional = 1, kOrtFail = 1, kOrtInvalidArgument = 2 };
 
-struct OrtCustomOp {  // as of version 16
+struct OrtCustomOp {  // as of version 18
   uint32_t version;
   void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
   const char* (*GetName)(const OrtCustomOp*);
@@ -44,13 +44,20 @@ struct OrtCustomOp {  // as of version 16
   int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
   OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void**);
   OrtStatus* (*KernelComputeV2)(void*, OrtKernelContext*);
+  OrtStatus* (*InferOutputShapeFn)(const OrtCustomOp*, void*);
+  int (*GetStartVersion)(const OrtCustomOp*);
+  int (*GetEndVersion)(const OrtCustomOp*);
+  size_t (*GetMayInplace)(int** inputs, int** outputs);
+  void (*ReleaseMayInplace)(int* inputs, int* outputs);
+  size_t (*GetAliasMap)(int** inputs, int** outputs);
+  void (*ReleaseAliasMap)(int* inputs, int* outputs);
 };
 }
 
 namespace ort {
 
-constexpr uint32_t kApiVersion = 17;  // the first with a parallel loop for custom operators
-constexpr uint32_t kOpVersion = 16;
+constexpr uint32_t kApiVersion = 18;  // the first in which a custom operator may write where its input lies
+constexpr uint32_t kOpVersion = 18;
 
 // Places in the table of functions.
 enum Place {

@@ -93,11 +93,13 @@ def test_a_convolution_and_its_gradients(kind: str, seed: int) -> None:
     [17, 48, 8, 8, 20, 1, 1, 2, 2, 0, 0, 1, 0],
     [3, 16, 40, 40, 16, 1, 1, 1, 1, 0, 0, 1, 0],
     [6, 160, 17, 19, 24, 3, 3, 2, 2, 1, 1, 1, 0],
+    [2, 1024, 16, 16, 64, 1, 1, 1, 1, 0, 0, 1, 0],
+    [2, 528, 20, 20, 64, 3, 3, 2, 2, 1, 1, 1, 0],
     [2, 3, 35, 33, 40, 7, 7, 2, 2, 3, 3, 1, 1],
     [6, 2, 9, 40, 20, 3, 2, 1, 3, 1, 0, 1, 1],
 ])  # fmt: skip
 def test_a_convolution_of_a_small_plane_and_one_of_many_pixels(sizes: list[int]) -> None:
-    """Planes whose taps lie beyond the edge for the most part, passes over parts of a batch, and first layers."""
+    """Planes whose taps lie mostly beyond the edge, passes over parts of a batch or of an image, and first layers."""
     rng = np.random.default_rng(sizes[0])
     n, c, h, w, o, kh, kw, sh, sw, ph, pw, groups, planar = sizes
     x, weight = (rng.standard_normal(s).astype(np.float32) for s in ((n, c, h, w), (o, c // groups, kh, kw)))
@@ -277,6 +279,20 @@ def test_a_step_of_sgd(shape: tuple[int, ...]) -> None:
     near(run("Sgd", [p, g, rate], 1, shape, momentum=0.0, decay=0.01)[0], wide[0] - 0.1 * (wide[1] + 0.01 * wide[0]))
 
 
+def test_a_step_of_sgd_is_written_to_any_place() -> None:
+    """Of a tensor so large that it is written past the cache, which needs places that are multiples of a register."""
+    shape = (1 << 19,)
+    p, g = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for _ in range(2))
+    opened = session("Sgd", [True] * 3, 1, {"sizes": list(shape), "momentum": 0.0, "decay": 0.01})
+    room, binding = np.zeros(shape[0] + 2 * LANES, np.float32), opened.io_binding()
+    place = room[(-room.ctypes.data // 4) % LANES + 1 :][: shape[0]]  # one number beyond a register's end
+    for name, value in {"i0": p, "i1": g, "i2": np.float32(0.1)}.items():
+        binding.bind_cpu_input(name, np.asarray(value))
+    binding.bind_output("o0", "cpu", 0, np.float32, shape, place.ctypes.data)
+    opened.run_with_iobinding(binding)
+    near(place, p - 0.1 * (g + 0.01 * p.astype(np.float64)))
+
+
 @pytest.mark.parametrize("kind", ["dense", "depthwise", "planar"])
 def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
     rng = np.random.default_rng(3)
@@ -303,6 +319,35 @@ def test_the_number_of_threads_changes_no_bit(kind: str) -> None:
 def test_sizes_that_make_no_sense_are_refused_when_the_graph_is_loaded(sizes: list[int]) -> None:
     with pytest.raises(ort.capi.onnxruntime_pybind11_state.RuntimeException):
         session("Conv", [True, True, False], 1, {"sizes": sizes or [0]})
+
+
+def test_a_pooling_whose_windows_lie_beyond_the_plane_is_refused() -> None:
+    """Also where a window's place has more than 32 bits."""
+    for sizes in ([1, 16, 4, 4, 2, 2, 2, 2, 0, 0, 3, 2], [1, 16, 4, 4, 2, 2, 1 << 20, 1, 0, 0, 4097, 3]):
+        with pytest.raises(ort.capi.onnxruntime_pybind11_state.RuntimeException, match="make no sense"):
+            session("MaxPool", [True], 1, {"sizes": sizes})
+
+
+@pytest.mark.parametrize("act", [0, 1, 6, 3])
+def test_a_number_that_is_none_is_not_hidden_by_an_activation(act: int) -> None:
+    """A step that went wrong shows in all that follows."""
+    x = np.ones((2, 1, 3, 3, LANES), np.float32)
+    x[1, 0, 2, 2, 5] = np.nan
+    ones = np.ones(LANES, np.float32)
+    y, mean, variance = run("BatchNorm", [x, ones, ones, ones[:2]], 3, [2, LANES, 3, 3, act], eps=1e-5)
+    for each in (y[..., 5], mean[5], variance[5]):
+        assert np.isnan(each).all()
+    assert np.isfinite(np.delete(y, 5, axis=-1)).all()
+
+
+def test_a_pooling_gives_a_number_that_is_none() -> None:
+    x = np.zeros((1, 1, 4, 4, LANES), np.float32)
+    x[0, 0, 1, 2, 3] = np.nan
+    sizes = [1, LANES, 4, 4, 2, 2, 2, 2, 0, 0, 2, 2]
+    y = run("MaxPool", [x], 1, sizes)[0]
+    assert np.argwhere(np.isnan(y)).tolist() == [[0, 0, 0, 1, 3]]
+    dx = run("MaxPoolGrad", [np.ones_like(y), x], 1, sizes)[0]
+    assert dx[0, 0, 1, 2, 3] == 1
 
 
 def test_a_tensor_of_another_size_is_refused() -> None:

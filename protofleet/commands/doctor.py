@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -172,6 +173,9 @@ def _kernels() -> Iterator[Finding]:
     kernels = installed_kernels()
     if kernels is not None:
         yield Finding("kernels", "good", str(kernels))
+    elif find_spec("protofleet_kernels") is not None:
+        found = "protofleet-kernels is here and cannot be used: devices train with the portable step"
+        yield Finding("kernels", "note", found, "pip install --force-reinstall --no-deps protofleet-kernels")
 
 
 def _of_extra(extra: str, wanted: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from protofleet.export.verify.verify import verify_step
 needs_wheel = pytest.mark.skipif(
     installed_kernels() is None, reason="needs protofleet-kernels: pip install ./kernels, with a C++ compiler"
 )
+_KINDS = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(uint8)": np.uint8}
 BASE = {"backbone": "small_cnn", "method_name": "fedproto", "labels": ["a", "b", "c"], "input_shape": (12, 12, 1)}
 
 
@@ -172,3 +174,33 @@ def test_two_runs_give_the_same_bits(bundle: Bundle):
             feeds.setdefault(each.name, np.asarray(values, dtype=kinds_of[each.type]))
         results.append(session.run(None, feeds))
     assert all(np.array_equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@needs_wheel
+def test_a_weight_moves_as_soon_as_its_gradient_can_be_made(tmp_path: Path):
+    """And not at the end of the step, until when all that the gradients are made of would be kept."""
+    dev = device("short mobilenet_v2", "fedproto")
+    graph = exported(dev).SerializeToString()
+    session, _ = open_session(graph, "step", threads=1, training=True, trace=str(tmp_path / "trace"))
+    session.run(None, {i.name: np.zeros(i.shape, _KINDS[i.type]) for i in session.get_inputs()})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    ran = [event["args"]["op_name"] for event in events if event["name"].endswith("_kernel_time")]
+    assert ran.count("ConvWeightGradSgdMomentum") > 10
+    waits = max(
+        sum(kind == "ConvInputGrad" for kind in ran[: place + 1])
+        - sum(kind == "ConvWeightGradSgdMomentum" for kind in ran[: place + 1])
+        for place in range(len(ran))
+    )
+    assert waits <= 1  # gradients that a weight's own still waits for
+
+
+def test_a_gradient_that_may_be_written_in_place_has_its_shape_in_the_graph():
+    """Without it ONNX Runtime gives the gradient of each normalisation memory of its own."""
+    dev = device("short mobilenet_v2", "fedproto")
+    model = exported(dev)
+    told = {value.name: [d.dim_value for d in value.type.tensor_type.shape.dim] for value in model.graph.value_info}
+    found = [node for node in model.graph.node if node.op_type == "BatchNormGrad"]
+    assert len(found) > 10
+    for node in found:
+        b, c, h, w, _ = next(a.ints for a in node.attribute if a.name == "sizes")
+        assert told[node.input[0]] == told[node.output[0]] == [b, -(-c // 16), h, w, 16]

@@ -131,6 +131,18 @@ def test_without_the_wheel_its_form_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(installed_kernels() is None, reason="needs protofleet-kernels: pip install ./kernels")
-def test_a_run_with_the_wheel_is_that_without_it_but_for_rounding() -> None:
-    (plain, _), (fast, _) = (_run("fedproto", trainer=trainer, test_samples=60) for trainer in ("onnx", "kernels"))
+def test_a_run_with_the_wheel_is_that_without_it_but_for_rounding_and_the_same_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its form is taken without a trial: which form is faster here is no matter of this test."""
+    trial = FormTrial("kernels", portable_ms=10.0, form_ms=5.0, allowed=0.1)
+    monkeypatch.setattr(
+        experiments, "choose_step_form", lambda bundle, path: choose_step_form(bundle, path, try_one=lambda form: trial)
+    )
+    (plain, _), (fast, _), (again, _) = (
+        _run("fedproto", trainer=trainer, test_samples=60) for trainer in ("onnx", "kernels", "kernels")
+    )
+    assert [record.as_json() for record in fast] == [record.as_json() for record in again]
     assert [record.loss for record in fast] == pytest.approx([record.loss for record in plain], rel=1e-3)
+    for name, share in plain[-1].as_json()["all_classes"].items():
+        assert fast[-1].as_json()["all_classes"][name] == pytest.approx(share, abs=2 / 60), name  # two photos of 60

@@ -85,6 +85,10 @@ def test_the_wheel_of_native_code_is_told_with_its_hash_where_it_is(monkeypatch)
     monkeypatch.setattr(native_kernels, "installed_kernels", lambda: kernels)
     assert found("kernels").found == f"protofleet-kernels 1.2, avx2, sha256 {'ab' * 32}"
     monkeypatch.setattr(native_kernels, "installed_kernels", lambda: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+    assert found("kernels").state == "note"
+    assert "cannot be used" in found("kernels").found
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert not [finding for finding in examine() if finding.check == "kernels"]
 
 
