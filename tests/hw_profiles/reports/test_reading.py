@@ -243,7 +243,8 @@ def _cost(saved_percent: float) -> dict[str, Any]:
         for name, ms, saved in (("fedavg", 10.0, 0.0), ("fedpr", 9.9, saved_percent))
     ]
     subject, memory = {"batch": 4}, {"largest_batch": {"training": 8, "inference": 9}, "capacity_bytes": 1e9}
-    return {"subject": subject, "memory": memory, "device": "D", "methods": rows}
+    able = {"array": {"precision": "fp32"}, "buildable": ["fp32"]}
+    return able | {"subject": subject, "memory": memory, "device": "D", "methods": rows}
 
 
 def test_a_method_that_is_no_quicker_is_not_called_the_quickest() -> None:
