@@ -13,7 +13,7 @@ from pathlib import Path
 from protofleet.contract.methods import METHODS, Method, load_method, method
 from protofleet.contract.names import known
 
-__all__ = ["LOCAL", "algorithm_names", "check_method_name", "usual_rounds", "usual_way"]
+__all__ = ["LOCAL", "algorithm_names", "check_method_name", "sends_class_means", "usual_rounds", "usual_way"]
 
 LOCAL = "local"  # training without the others
 _FOLDER = Path(__file__).parent / "algorithms"
@@ -72,6 +72,12 @@ def usual_way(name: str) -> str:
     """The way by which a method's own answers are given; those of a baseline are given by its head."""
     found = _method_of(name)
     return "head" if found is None else found.way
+
+
+def sends_class_means(name: str) -> bool:
+    """Whether a method's devices send class means, which `--rule` is about; a baseline's clients do not."""
+    found = _method_of(name)
+    return found is not None and found.statistic.is_class_means()
 
 
 def _method_of(name: str) -> Method | None:

@@ -34,7 +34,7 @@ __all__ = ["RunSettings", "experiment_of", "read_settings", "resolved_text"]
 
 
 _NAMES = {"samples": "only"}
-_COURSE = ("rounds", "fraction", "evaluate_every")
+_COURSE = ("rounds", "fraction", "evaluate_every", "rule")
 
 
 class RunSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -336,6 +336,7 @@ def restore_command(
     if restored.again is not None and restored.replaced:
         again = f"{counted(restored.again, 'order')} of the store before to be done again"
     _say(json, f"{store} restored as of {when(restored.made_at, 'an unknown time')}, run {restored.run}; {again}")
+    _say(json, "next: start the aggregator as before, without --new-run; its devices join by themselves")
     return 0
 
 

@@ -111,8 +111,12 @@ class Progress:
             self._line(
                 f"round {event.round} is due in {in_words(event.opens_in_s)}; {counted(event.online, 'device')} online"
             )
+        elif event.online >= event.needed and not event.unsampled:
+            self._line(
+                f"{counted(event.online, 'device')} online, {event.needed} needed: the next round opens when due"
+            )
         else:
-            self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
+            self._line(f"waiting for devices: {event.online} online, {event.needed} needed{why}")
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
@@ -358,13 +362,18 @@ class Progress:
     @_show.register
     def _(self, event: events.NumbersLost) -> None:
         is_helped = event.issued and not event.is_new_run
-        older = "; no device repeats a round: an older copy goes on with --new-run" if is_helped else ""
+        todo = (
+            "; if it is an older copy, stop and start it once with --new-run: devices repeat no round"
+            if is_helped
+            else ""
+        )
+        todo = "; it is another run, so there is nothing to be done" if event.is_new_run else todo
         self._say(
             "yellow",
             "  warning",
             f": devices have heard announcement {event.heard} of this key, and the store "
             f"knows of {event.issued or 'none'}: it was lost or is an older copy, and the clock is behind; "
-            f"going on above{older}",
+            f"going on above{todo}",
         )
 
     @_show.register

@@ -18,7 +18,8 @@ class Beginning:
     Attributes:
         patience_s: how long the broker may be absent; None for 60 s, and for ever where the plan has no end.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
-        is_new_run: whether the store continues as a new run, as its operator has asked.
+        is_new_run: whether the store continues as a new run, as its operator has asked by --new-run, or by
+            `fleet restore`.
     """
 
     patience_s: float | None = None

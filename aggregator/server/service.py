@@ -170,7 +170,9 @@ class Service:
             listener=tell,
             on_round=on_round,
             signer=self._signer,
-            beginning=Beginning(self.settings.patience, self.settings.take_over, is_new_run),
+            beginning=Beginning(
+                self.settings.patience, self.settings.take_over, is_new_run or store.orders.is_restored_as(store.run)
+            ),
             process=Process(self._stopping, ServiceManager(), lambda: self._turned(core, metrics)),
             sharing=None if shared is None else Sharing(core, shared),
         )

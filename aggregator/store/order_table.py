@@ -64,6 +64,14 @@ class OrderTable:
         with self._disk():
             return next(iter(orders(self._db, f"WHERE done_at IS NULL{only}", values, limit=1)), None)
 
+    def is_restored_as(self, run: bytes) -> bool:
+        """Whether `fleet restore` made this run (4 bytes) of the store: the newest of its restorations says so."""
+        with self._disk():
+            newest = self._db.execute(
+                "SELECT outcome FROM fleet_order WHERE what = 'restore' ORDER BY id DESC LIMIT 1"
+            ).fetchone()
+        return newest is not None and str(newest[0]).endswith(f"as run {run.hex()}")
+
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """Record that an order has taken effect, or cannot: its outcome, and the versions of the global state."""
         with self._transaction() as db:

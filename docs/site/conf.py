@@ -2,6 +2,7 @@
 
     pages         which files are pages, and what of them stands in the site's navigation
     mathml        formulas, typeset while the site is built
+    blocks        tables that do not fit a phone
     check_links   what the built folder links to and loads
 
 The sources stay plain GitHub Markdown: what only a site has, its navigation and where a page belongs, is added here.
@@ -15,6 +16,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 
+import blocks  # noqa: E402
 import mathml  # noqa: E402
 import site_pages  # noqa: E402
 
@@ -50,4 +52,5 @@ def setup(app):
     """Connect what the modules beside this file add."""
     site_pages.setup(app)
     mathml.setup(app)
+    blocks.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -254,8 +254,10 @@ class Predictor:
         """What the probabilities rest on, in words."""
         ready = self._ready
         if ready.calibration is None:
-            least = f"{LEAST_PHOTOS} held-out photos that said how sure these answers may be"
-            return f"no probabilities: neither this device nor its fleet has {least}"
+            return (
+                "no percentages yet, the numbers are scores, to compare within one photo: percentages need "
+                f"{LEAST_PHOTOS} photos kept for tests, here or in the fleet (client --hold-out 0.3, or --test FOLDER)"
+            )
         calibration = ready.calibration
         strength = self._effective_strength(ready)
         of_devices = f" of {counted(calibration.devices, 'device')}" if calibration.devices > 1 else ""

@@ -53,7 +53,6 @@ from protofleet.contract.wire.messages import Announcement, Contribution
 from protofleet.contract.wire.topics import check_device
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.data.activations import ActivationStore
-from protofleet.edge_client.data.samples import release_pages
 from protofleet.edge_client.device.answer_choice import Answering, known_answers, usual_way
 from protofleet.edge_client.device.calibration import Gathered, HeldOut
 from protofleet.edge_client.device.evaluation import (
@@ -63,7 +62,6 @@ from protofleet.edge_client.device.evaluation import (
     Heads,
     Scored,
     Tested,
-    TestFeatures,
     measured,
     score,
     summary,
@@ -73,6 +71,7 @@ from protofleet.edge_client.device.global_state_check import GlobalStateCheck, J
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.training.extractor import Extractor
 from protofleet.edge_client.training.frozen_trunk import FrozenTrunk
+from protofleet.edge_client.training.kept_features import KeptFeatures
 from protofleet.edge_client.training.local_samples import LocalSamples, OwnMeans, own_means
 from protofleet.edge_client.training.tail_check import Check, right
 from protofleet.edge_client.training.trainer import OnStep, Weights, check_weights, diverged
@@ -175,7 +174,10 @@ class Device:
         self._frozen: int | None = None  # see `_check`
         self._alone: dict[str, Mapping[str, Tested]] = {}  # see `_without_the_fleet`
         self._own: dict[str, GlobalState] = {}  # see `own_state`
-        self._test_features: TestFeatures | None = None
+        # a network that is trained has other features after each round: then those of the test images alone are kept
+        sets = [] if self._method.trains else [self._data.x]
+        sets += [] if test is None else [test.x]
+        self._frozen_features = KeptFeatures(self._manifest.features, self._shared_extractor, *sets)
         noised = self._method.mechanism(hyper) is not None  # what is held out would be told unnoised
         self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
         if self._trunk is not None:
@@ -196,12 +198,8 @@ class Device:
 
     def frozen_features(self, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         """Features (n, D) under the bundle's initial weights, and labels (n,), of some labelled samples, by blocks."""
-        extractor, block = self._extractor("bundle"), 4 * self._manifest.batch
-        for start in range(0, len(rows), block):
-            chosen = rows[start : start + block]
-            x = self._data.x[chosen]  # a copy: what it was made of is not needed any more
-            release_pages(self._data.x)
-            yield extractor.features(x), self._data.y[chosen]
+        for chosen, features in self._frozen_features.chosen(self._data.x, rows, 4 * self._manifest.batch):
+            yield features, self._data.y[chosen]
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -342,18 +340,11 @@ class Device:
         for name in ("local", "bundle"):
             answers = {way: answering.answer for way, answering in known.items() if answering.extractor == name}
             if answers:
-                scored |= score(self._test_blocks(name, test), answers, test.y, self.own_classes, gathered)
+                scored |= score(self._extractor(name).blocks(test.x), answers, test.y, self.own_classes, gathered)
         if gathered is not None:
             run, version = (bytes(4), 0) if state is None else (state.run, state.version)
             self.held_out = gathered.held_out(test.y, self._data.counts(m.classes), run, version)
         return summary(scored, self.own_classes)
-
-    def _test_blocks(self, name: ExtractorName, test: LocalData) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """The test samples' features under these weights, block by block."""
-        if name == "bundle" or not (self._trained or self._trunk):
-            self._test_features = self._test_features or TestFeatures(test.x, lambda: self._extractor("bundle"))
-            return self._test_features.blocks()
-        return self._extractor(name).blocks(test.x)
 
     def _own_answering(self, known: Mapping[str, Answering]) -> Answering | None:
         """The own head of a device that was left out: what it has trained itself, or what `own_state` gives."""
@@ -427,11 +418,10 @@ class Device:
         if self._test is None:
             return {}
         if round_method.name not in self._alone:
-            # each pass has an extractor of its own: a head is solved between them, and needs the memory
             means = own_means(self._extractor("bundle"), self._data, classes=self._manifest.classes).classes
             answers: dict[str, Answer] = {"shipped": nearest_answer(means.means, means.present)}
             answers |= {} if round_method.trains else self._answer_as_whole_fleet(round_method)
-            scored = score(self._test_blocks("bundle", self._test), answers, self._test.y, self.own_classes)
+            scored = score(self._extractor("bundle").blocks(self._test.x), answers, self._test.y, self.own_classes)
             self._alone[round_method.name] = summary(scored, self.own_classes).tested
         return self._alone[round_method.name]
 
@@ -646,12 +636,16 @@ class Device:
         return self._own_means
 
     def _extractor(self, name: ExtractorName) -> Extractor:
-        if name == "local" and self._trunk is not None:
-            extractor: Extractor = self._graphs.tail(self._params(), self._trunk)
-        elif name == "bundle" or not self._trained:
-            extractor = self._graphs.shared_extractor()
-        else:
-            extractor = self._graphs.extractor(self._params())
+        if name == "bundle" or not (self._trained or self._trunk):
+            return self._frozen_features
+        params = self._params()
+        extractor = self._graphs.tail(params, self._trunk) if self._trunk else self._graphs.extractor(params)
+        extractor.on_batch = self._on_batch
+        return extractor
+
+    def _shared_extractor(self) -> Extractor:
+        """That of the bundle's own weights, opened for one pass: what is done between two needs the memory."""
+        extractor = self._graphs.shared_extractor()
         extractor.on_batch = self._on_batch
         return extractor
 

@@ -12,7 +12,7 @@ because a device alone chooses among its own classes, and a fleet's head chooses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from protofleet.contract.heads.answers import Answer
 from protofleet.contract.printable import counted
 from protofleet.edge_client.device.calibration import Gathered
 from protofleet.edge_client.device.left_out import is_joint_best
-from protofleet.edge_client.training.extractor import Extractor
 
 __all__ = [
     "JOINT",
@@ -31,7 +30,6 @@ __all__ = [
     "Evaluation",
     "Heads",
     "Scored",
-    "TestFeatures",
     "Tested",
     "in_words",
     "measured",
@@ -41,7 +39,6 @@ __all__ = [
 
 OWN = "own head"  # of a device that was left out, among ways of answering
 JOINT = "joint head"  # of it and of others that agree with it
-KEPT_BYTES = 8 << 20  # of test images' features; 1,638 images at 1,280 features
 _CLEAR = 2.0  # standard errors between two shares that are told as different
 
 
@@ -122,36 +119,6 @@ class Evaluation:
     confusion: Mapping[str, NDArray[np.int64]]
     samples: int
     tested: Mapping[str, Tested]
-
-
-class TestFeatures:
-    """The test images' features under weights that never change: extracted once, where they fit `KEPT_BYTES`.
-
-    A device answers about the same test images after each global state, and an extractor takes nearly all of that time.
-
-    Args:
-        x: (N, H, W, c) uint8.
-        extractor: opens the extractor; it is not called where the features are kept.
-    """
-
-    __test__ = False  # no test of pytest's
-
-    def __init__(self, x: NDArray[np.uint8], extractor: Callable[[], Extractor]) -> None:
-        self._x, self._extractor = x, extractor
-        self._kept: list[tuple[slice, NDArray[np.float32]]] = []
-
-    def blocks(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """As `Extractor.blocks`."""
-        if self._kept:
-            yield from self._kept
-            return
-        extractor, kept = self._extractor(), []
-        fits = len(self._x) * extractor.width * np.float32().itemsize <= KEPT_BYTES
-        for block in extractor.blocks(self._x):
-            if fits:
-                kept.append(block)
-            yield block
-        self._kept = kept
 
 
 def score(

@@ -41,10 +41,14 @@ def clean_mappings(lines: Iterable[str]) -> Iterator[tuple[int, int]]:
     """Address and length of each mapping of a file in `/proc/self/smaps` that is private, read only and unchanged."""
     mapping: tuple[int, int] | None = None
     for line in lines:
-        first, *rest = line.split(maxsplit=5)
-        if not first.endswith(":"):  # low-high perms offset device inode path
-            low, high = (int(edge, 16) for edge in first.split("-"))
+        if not line[:1].isupper():  # low-high perms offset device inode path; two dozen lines of facts follow
+            span, *rest = line.split(maxsplit=5)
             is_file = len(rest) == 5 and rest[4].startswith("/")
-            mapping = (low, high - low) if is_file and rest[0] in _READ_ONLY else None
-        elif first == "Anonymous:" and mapping is not None and rest[0] == "0":
+            mapping = _span(span) if is_file and rest[0] in _READ_ONLY else None
+        elif mapping is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
             yield mapping
+
+
+def _span(span: str) -> tuple[int, int]:
+    low, high = (int(edge, 16) for edge in span.split("-"))
+    return low, high - low

@@ -11,14 +11,26 @@ import ctypes
 import gc
 import platform
 import statistics
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from protofleet.edge_client.hardware.code_pages import release_code
 
-__all__ = ["StepClock", "board_name", "facts", "peak_rss_bytes", "release_memory", "rss_bytes", "versions"]
+__all__ = [
+    "StepClock",
+    "board_name",
+    "facts",
+    "own_this_process",
+    "peak_rss_bytes",
+    "release_memory",
+    "rest_memory",
+    "rss_bytes",
+    "versions",
+]
 
 _PACKAGES = ("protofleet", "numpy", "onnxruntime", "paho-mqtt")
+_owned = False  # whether all of this process is a device's
 
 
 def peak_rss_bytes() -> int:
@@ -42,6 +54,12 @@ def board_name() -> str:
 
 def versions() -> dict[str, str]:
     """The versions that matter for a result: ours, Python's, numpy's, ONNX Runtime's, paho's."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """They are read once: each is a package's whole description, which Python parses."""
     by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -56,16 +74,39 @@ def facts() -> dict[str, object]:
     return {"peak_rss_bytes": peak_rss_bytes(), "versions": versions(), "board": board_name()}
 
 
+def own_this_process() -> None:
+    """This process runs a device, or the trial of one, and nothing else.
+
+    What it has loaded so far stays to its end: the collections after each round need not look at that (decision 288).
+    """
+    global _owned
+    _owned = True
+    gc.collect()
+    gc.freeze()
+
+
+def rest_memory() -> None:
+    """Give back what a piece of a device's work has left: all that `release_memory` does in a process of its own."""
+    if _owned:
+        release_memory()
+    else:
+        _trim()
+
+
 def release_memory() -> None:
     """Give freed memory back to the system, and pages of code that are on the disk anyway.
 
     glibc would keep freed memory. With other C libraries nothing is done for it.
     """
     gc.collect()
+    _trim()
+    release_code()
+
+
+def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    release_code()
 
 
 class StepClock:

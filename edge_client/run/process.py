@@ -22,7 +22,6 @@ shows up nowhere.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import os
@@ -80,8 +79,9 @@ def main(arguments: list[str]) -> int:
     with os.fdopen(int(arguments[1]), "rb") as file:
         settings = msgspec.json.decode(file.read(), type=ClientSettings)
     _load_modules()
-    gc.collect()
-    gc.freeze()  # modules stay to the end: the collections after each round need not look at them (decision 288)
+    from protofleet.edge_client.hardware.process_metrics import own_this_process  # here: the command needs none of it
+
+    own_this_process()
     try:
         return run(settings)
     except ProtofleetError as error:

@@ -196,7 +196,7 @@ class RoundWork:
     def _rest(self) -> None:
         """Give back what a round needed, or a test of it: this device waits longer than it works."""
         self._journal.rest()
-        process_metrics.release_memory()
+        process_metrics.rest_memory()
 
     def _refusal(self, a: Announcement) -> Refusal | None:
         try:

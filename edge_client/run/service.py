@@ -134,7 +134,7 @@ class Service:
                     if not is_over:
                         watch.ended(None)
                         return summary
-                process_metrics.release_memory()
+                process_metrics.rest_memory()
 
     def _run_with(
         self,
@@ -271,7 +271,7 @@ class Service:
             if self._is_look_due:
                 self.look()
             on_summary(client.summary(), False)
-            process_metrics.release_memory()  # what only the start needed
+            process_metrics.rest_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True
             try:

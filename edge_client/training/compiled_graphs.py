@@ -15,7 +15,7 @@ import threading
 from protofleet.contract.bundle.bundle_file import Bundle
 from protofleet.contract.bundle.test_vectors import TOLERANCE, distance
 from protofleet.contract.errors import BundleError
-from protofleet.edge_client.hardware.process_metrics import release_memory
+from protofleet.edge_client.hardware.process_metrics import rest_memory
 from protofleet.edge_client.training.extractor import Extractor, GivenFeatures
 from protofleet.edge_client.training.frozen_trunk import FrozenTrunk, TailExtractor, TrunkGraph
 from protofleet.edge_client.training.onnx_session import Provider, Providers
@@ -64,7 +64,7 @@ class CompiledGraphs:
     def rest(self) -> None:
         """Give back what sessions that are gone have left, unless sessions are kept."""
         if not self._keep:
-            release_memory()
+            rest_memory()
 
     def extractor(self, params: Weights) -> Extractor:
         """An extractor of these weights."""

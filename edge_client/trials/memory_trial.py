@@ -36,7 +36,7 @@ from protofleet.contract.wire.codec import encode
 from protofleet.contract.wire.messages import Announcement
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.device.device import Device
-from protofleet.edge_client.hardware.process_metrics import peak_rss_bytes, release_memory
+from protofleet.edge_client.hardware.process_metrics import own_this_process, peak_rss_bytes, release_memory
 from protofleet.edge_client.training.compiled_graphs import CompiledGraphs
 from protofleet.edge_client.trials.bundle_trial import end_first
 
@@ -88,6 +88,7 @@ def main(arguments: list[str]) -> int:
     """Print the bytes, as far as it gets; 3 where the system gave no more."""
     path, threads, form, limit, own, tests = arguments
     end_first(PATIENCE_S)
+    own_this_process()
     hold_to(int(limit))
     try:
         if own:

@@ -19,10 +19,10 @@ from rich.table import Table
 from protofleet.contract.console.verbosity import QUIET_HELP
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
-from protofleet.contract.methods import closing_method
-from protofleet.lab.commands.table_commands import JOBS_HELP, until_stopped
+from protofleet.contract.methods import closing_method, method
+from protofleet.lab.commands.table_commands import JOBS_HELP, LIARS_HELP, RULE_HELP, until_stopped
 from protofleet.lab.data.partition import PARTITIONS
-from protofleet.lab.method_names import usual_way
+from protofleet.lab.method_names import sends_class_means, usual_way
 
 if TYPE_CHECKING:
     from protofleet.lab.engine.deployed import RoundRecord
@@ -55,6 +55,8 @@ def compare_command(
     ] = "fashion_mnist_subset",
     partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
+    liars: Annotated[int, typer.Option(help=LIARS_HELP)] = 0,
+    rule: Annotated[str, typer.Option(help=RULE_HELP + " Methods that send none take mean.")] = "mean",
     samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
     rounds: Annotated[int | None, typer.Option(help="Rounds of each method.  [default: each method's]")] = None,
@@ -81,7 +83,7 @@ def compare_command(
     if quiet and plot is None and json is None:
         raise UsageError("--quiet", expected="--json or --plot, where the result goes", got="neither")
     given = {"data": data, "partition": partition, "alpha": alpha, "samples": samples, "clients": clients}
-    given |= {"rounds": rounds, "backbone": backbone, "settings": settings}
+    given |= {"liars": liars, "rule": rule, "rounds": rounds, "backbone": backbone, "settings": settings}
     told = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
     chosen = [[_experiment(name, first_seed + n, given, told) for n in range(seeds)] for name in names]
     if plot is not None:
@@ -129,6 +131,8 @@ def _experiment(name: str, seed: int, given: dict[str, Any], told: set[str]) -> 
     from protofleet.lab.commands.lab_cli import run_command
     from protofleet.lab.run_settings import experiment_of
 
+    if not sends_class_means(name):
+        given = given | {"rule": "mean"}
     usual = {each.name: each.default for each in inspect.signature(run_command).parameters.values()}
     return experiment_of(usual | given | {"method": name, "seed": seed}, {*told, "method", "seed"})
 
@@ -154,10 +158,10 @@ def _compared(name: str, runs: Sequence[Sequence[RoundRecord]]) -> Compared:
 def _table(found: Sequence[Compared]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     first = found[0]
-    for heading in ("method", "answers by"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("rounds", "right", "± seeds", f"to {first.method}", "with FFC", "sent"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("method", overflow="fold")  # 80 columns hold the figures whole, whatever a method is called
+    table.add_column("answers by", no_wrap=True)
+    for heading in ("rounds", "right", "± seeds", f"to {_short(first.method)}", "with FFC", "sent"):
+        table.add_column(heading, justify="right", overflow="fold")
     from protofleet.hw_profiles.units import nice_bytes
 
     for each in found:
@@ -166,10 +170,15 @@ def _table(found: Sequence[Compared]) -> Table:
         closed = f"{np.mean(each.closed):.1%}" if each.closed else ""
         apart = "" if each is first else _apart(each, first)
         table.add_row(
-            each.method, each.way, str(each.rounds[-1]), f"{last.mean():.1%}", spread, apart, closed,
+            _short(each.method), each.way, str(each.rounds[-1]), f"{last.mean():.1%}", spread, apart, closed,
             nice_bytes(each.uplink_bytes),
         )  # fmt: skip
     return table
+
+
+def _short(name: str) -> str:
+    """A method's own name: of `package.module:Class` that which it was loaded by."""
+    return method(name).name if ":" in name else name
 
 
 def _apart(each: Compared, first: Compared) -> str:

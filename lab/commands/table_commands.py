@@ -11,11 +11,17 @@ import typer
 from protofleet.contract.console.interrupt import Terminated, interruptible
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
+from protofleet.contract.sums.merge_rules import RULES
 
-__all__ = ["ADDRESS_HELP", "ENGINE_HELP", "JOBS_HELP", "results_command", "table_command", "until_stopped"]
+__all__ = [
+    "ADDRESS_HELP", "ENGINE_HELP", "JOBS_HELP", "LIARS_HELP", "RULE_HELP", "results_command", "table_command",
+    "until_stopped",
+]  # fmt: skip
 
 ENGINE_HELP = "Who computes: processes of this machine, or ray."
 JOBS_HELP = "Clients or runs at a time, each in a process; 1 for this one alone.  [default: one for each core]"
+LIARS_HELP = "Clients, drawn by the seed, that say of each training sample that it is of the next class."
+RULE_HELP = f"How class means merge, as in aggregate --rule: {', '.join(RULES)}."
 ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray on this machine, for this command]"
 
 
@@ -52,12 +58,10 @@ def table_command(
     address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
 ) -> int:
     """Regenerate a published table: the paper's number beside ours."""
-    from protofleet.lab.paper_tables.config import TABLES, read_table
+    from protofleet.lab.paper_tables.config import read_table
 
     if name is None:
-        width = max(map(len, TABLES))
-        for known in TABLES:
-            typer.echo(f"{known:{width}}  {read_table(known)[1].title}")
+        _list_tables()
         return 0
     stem, table = read_table(name)
     if seeds is not None and seeds < 1:
@@ -90,6 +94,19 @@ def table_command(
             _fill_table(stem, order, json, tensorboard, workers, Path(name).name)
 
     return until_stopped(run)
+
+
+def _list_tables() -> None:
+    """Each table with its title, and whether its data ship, or are fetched from the Hub or given as --data."""
+    from protofleet.lab.data.datasets import SHIPPED
+    from protofleet.lab.paper_tables.config import TABLES, read_table
+
+    width = max(map(len, TABLES))
+    for known in TABLES:
+        table = read_table(known)[1]
+        where = "offline" if table.data in SHIPPED else "needs  "
+        typer.echo(f"{known:{width}}  {where}  {table.title}  [{table.data}]")
+    typer.echo("offline: its data ship; needs: its data, of the Hub as [owner/name], or by --data FOLDER", err=True)
 
 
 def results_command(

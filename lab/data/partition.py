@@ -14,7 +14,7 @@ seed.
                 if it still holds all, so that no client has all classes; dropped samples are unused
 
 `only` thins out the whole set first, for example to FedPR's 2,000 samples. `hold_back` sets a part of each client's
-samples aside as its own test. `unlabel` hides most of its labels.
+samples aside as its own test. `unlabel` hides most of its labels, `mislabelled` makes a liar's of them.
 
 A further scheme is a function that draws it, and its line in `PARTITIONS`.
 """
@@ -36,7 +36,7 @@ from protofleet.contract.errors import DataError, UsageError
 from protofleet.contract.names import known
 from protofleet.edge_client.data import UNLABELLED
 
-__all__ = ["PARTITIONS", "Partition", "Scheme", "hold_back", "partition", "unlabel"]
+__all__ = ["PARTITIONS", "Partition", "Scheme", "hold_back", "liars_of", "mislabelled", "partition", "unlabel"]
 
 _DRAWS = 200
 Indices = NDArray[np.int64]
@@ -112,6 +112,16 @@ def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]
     shuffled = np.random.default_rng(seed).permutation(part)
     count = min(round(share * len(part)), len(part) - 1)
     return shuffled[count:], shuffled[:count]
+
+
+def liars_of(clients: int, count: int, seed: int) -> list[int]:
+    """The numbers of the clients that lie, `count` of them, drawn by the seed; in order."""
+    return sorted(np.random.default_rng([seed, clients]).permutation(clients)[:count].tolist())
+
+
+def mislabelled(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """A liar's labels (N,): each the next class, and after the last the first. What has no label stays without."""
+    return np.where(labels == UNLABELLED, labels, (labels + 1) % classes)
 
 
 def unlabel(labels: NDArray[np.int64], rate: float, seed: int) -> NDArray[np.int64]:

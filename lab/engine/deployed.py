@@ -64,6 +64,7 @@ class Course:
         calibrate: whether one FFC round follows.
         fraction, seed: of the stateless sampling (`protofleet.contract.wire.sampling`). The seed also fixes the run id.
         min_samples: classes with fewer local examples are withheld.
+        rule: how class means merge, as `aggregate --rule`. Other sums always add up.
         encoding: encoding of class rows on the wire.
         sums_encoding: encoding of FFC's sums; f64 as the aggregator announces by default.
         evaluate_every: rounds between two evaluations. The last round is always evaluated.

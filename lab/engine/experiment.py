@@ -25,7 +25,8 @@ from protofleet.contract.bundle.native_kernels import installed_kernels
 from protofleet.contract.console.logs import told
 from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import DEFAULT, METHODS, Value, closing_method, method
-from protofleet.contract.names import listed
+from protofleet.contract.names import known, listed
+from protofleet.contract.sums.merge_rules import RULES
 from protofleet.edge_client.data import LocalData
 from protofleet.edge_client.trials.step_forms import choose_step_form
 from protofleet.export.backbones.backbone import find_backbone
@@ -34,7 +35,7 @@ from protofleet.export.backbones.weights import file_sha256
 from protofleet.export.bundles.build import build_bundle
 from protofleet.lab.algorithms import ALGORITHMS
 from protofleet.lab.data.datasets import DataSet, channel_statistics, load_dataset, take
-from protofleet.lab.data.partition import Partition, hold_back, partition, unlabel
+from protofleet.lab.data.partition import Partition, hold_back, liars_of, mislabelled, partition, unlabel
 from protofleet.lab.data.shift import check_shift, shifted
 from protofleet.lab.data.validation import hold_back_for_validation, validation_split
 from protofleet.lab.engine.checkpoint import Checkpoint
@@ -42,7 +43,7 @@ from protofleet.lab.engine.deployed import Course, OnDevice, RoundRecord, local_
 from protofleet.lab.engine.device_turns import TorchSteps
 from protofleet.lab.engine.personal_evaluation import own_tests
 from protofleet.lab.engine.run_averaging import Measures, run_algorithm
-from protofleet.lab.method_names import LOCAL, check_method_name
+from protofleet.lab.method_names import LOCAL, check_method_name, sends_class_means
 from protofleet.lab.training.local_training import EagerModel, save_weights
 from protofleet.lab.workers.workers import OneProcess, Workers, limited_threads
 
@@ -88,6 +89,7 @@ class Experiment:
             real device. It needs torch as the trainer.
         shift, severity: `corruption` of each client's images by a kind of its own, with severity 1 to 5
             (`lab/data/shift.py`).
+        liars: number of clients that say of each training sample that it is of the next class.
     """
 
     method: str
@@ -112,6 +114,7 @@ class Experiment:
     keep_optimizer: bool = False
     shift: str = "none"
     severity: int = 3
+    liars: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", check_method_name(self.method))
@@ -151,6 +154,14 @@ class Experiment:
             raise UsageError("keep_optimizer", expected=expected, got=f"{self.trainer}, {self.method}")
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
+        if not 0 <= self.liars < self.partition.clients:
+            raise UsageError(
+                "--liars", expected=f"0 to {self.partition.clients - 1}, fewer than clients", got=self.liars
+            )
+        known(RULES, self.course.rule, "--rule")
+        if self.course.rule != "mean" and not sends_class_means(self.method):
+            expected = f"mean for {self.method}, which sends no class means"
+            raise UsageError("--rule", expected=expected, got=self.course.rule, hint="--rule mean")
         if not 0 < self.positive_rate <= 1:
             raise UsageError("--positive-rate", expected="above 0, up to 1", got=self.positive_rate)
         if not 0 <= self.local_test < 1:
@@ -213,6 +224,9 @@ def run_experiment(
         severity, seed = experiment.severity, experiment.course.seed
         shares = [shifted(own, n, severity, seed) for n, own in enumerate(shares)]
         local_tests = [shifted(own, n, severity, seed + 1_000_003) for n, own in enumerate(local_tests)]
+    for n in liars_of(len(shares), experiment.liars, experiment.course.seed):
+        shares[n] = LocalData(shares[n].x, mislabelled(shares[n].y, data.classes))
+        on_line(f"client {n + 1} of {len(shares)} lies: each of its training images has the label of the next class")
     asked = _asked_about(data, experiment)
     engine = _averaging if experiment.method in ALGORITHMS else _deployed
     workers = workers or OneProcess()

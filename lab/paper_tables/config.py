@@ -78,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     validation: bool | None = None
     shift: str | None = None
     severity: int | None = None
+    liars: int | None = None
+    rule: str | None = None
     test_samples: int | None = None
     positive_rate: float | None = None
     local_test: float | None = None
@@ -161,11 +163,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             course=Course(
                 calibrate="ffc" in given.get("closings", ()),
                 seed=seed,
-                **some("rounds", "fraction", "evaluate_every"),
+                **some("rounds", "fraction", "evaluate_every", "rule"),
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights", "shift", "severity", "validation", "trainer", "keep_optimizer"),
+            **some("hyper", "weights", "shift", "severity", "validation", "trainer", "keep_optimizer", "liars"),
         )
 
 

@@ -163,7 +163,8 @@ def _sum(claims: Sequence[Claim]) -> float | None:
 def _origin(sheet: Sheet) -> str:
     commands = "; ".join(f"`{command}`" for command in sheet.commands or [sheet.command])
     preset = f"Settings: {sheet.preset}. " if sheet.preset else ""
-    return f"{preset}Run by {commands}, with {', '.join(sheet.code)}. {MADE}"
+    data = f"Data: {sheet.data}. " if sheet.data else ""
+    return f"{data}{preset}Run by {commands}, with {', '.join(sheet.code)}. {MADE}"
 
 
 def _texts(cell: SheetCell) -> tuple[str, ...]:

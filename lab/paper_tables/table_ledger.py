@@ -82,7 +82,11 @@ class SheetCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """A table's cells by one preset's settings, and the words around them; `quick` says what fraction it is."""
+    """A table's cells by one preset's settings, and the words around them; `quick` says what fraction it is.
+
+    Attributes:
+        data: the data set's name, of a folder its last part; empty where an older ledger does not say it.
+    """
 
     schema: str
     table: str
@@ -96,6 +100,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     preset: str = ""
     against: str = ""
     target: float | None = None
+    data: str = ""
 
     @property
     def commands(self) -> list[str]:
@@ -133,7 +138,13 @@ def sheet_of(name: str, order: Order, cells: Sequence[Cell], command: str) -> Sh
         preset=order.preset or table.preset,
         against=table.against,
         target=table.target,
+        data=_data_name(order.data or table.data),
     )
+
+
+def _data_name(data: str) -> str:
+    """A name as it is, of a folder its last part: where it lay is nobody's business."""
+    return "+".join(Path(part).resolve().name if Path(part).exists() else part for part in data.split("+"))
 
 
 def _sheet_cell(order: Order, cell: Cell, command: str) -> SheetCell:

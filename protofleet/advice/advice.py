@@ -325,8 +325,8 @@ def _doubts(bundle: Bundle, learn: LocalData, held_out: LocalData) -> tuple[str,
     untested = [labels[j] for j in np.flatnonzero((counts > 0) & (tested == 0))]
     absent = [labels[j] for j in np.flatnonzero(counts == 0)]
     for names, why in (
-        (few, f"fewer than {FEW_OF_A_CLASS} photos to learn from: nothing is chosen well there"),
-        (untested, "no held-out photo: nothing is known of their accuracy"),
+        (few, f"fewer than {FEW_OF_A_CLASS} photos to learn from: expect wrong answers"),
+        (untested, "no photo to spare for a test: how right it is was not tried"),
         (absent, "no photo at all: a fleet that has some of them will do worse than this"),
     ):
         if names:

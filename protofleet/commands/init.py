@@ -38,13 +38,18 @@ from protofleet.contract.printable import counted, printable
 from protofleet.export.bundles.fleet_bundle import fleet_bundle
 from protofleet.first_fleet.files import Choice, FleetFiles, check_folder, write_fleet
 from protofleet.first_fleet.first_run import first_run
-from protofleet.first_fleet.look import Look, look_at
+from protofleet.first_fleet.look import FEW, Look, look_at
 
 __all__ = ["init_command"]
 
 MEASURED = 600  # photos, at most: what is measured on them ends within a minute
 SEVERAL, SPLITS, HELD_OUT = 200, 3, 0.4  # of fewer photos, several splits are measured, each with more held out
 _DEVICES = 2
+PLAIN_WAYS = {
+    "ncm": "the nearest class mean",
+    "ffc": "one linear head from the sums of all devices",
+    "ffc discriminant": "class means, corrected for how photos of a class differ",
+}
 
 Say = Callable[[str], None]
 
@@ -176,15 +181,24 @@ def _tell_advice(advice: Advice, say: Say) -> None:
     way = advice.chosen
     if advice.copies:
         say(f"{counted(advice.copies, 'photo')} like another, or nearly: nothing is measured on what was learned from.")
-    say(f"Measured with {counted(_DEVICES, 'device')}, {counted(advice.held_out, 'question')} about other photos:")
+    say(
+        f"Tried here: your photos, dealt to {counted(_DEVICES, 'device')}; each way of learning then named photos that "
+        f"it had not been shown, {counted(advice.held_out, 'answer')} each."
+    )
     for each in advice.ways:
-        alone = "" if each.alone is None else f"; a device alone {100 * each.alone.mean():.0f} %"
+        alone = "" if each.alone is None else f"; one device without the others {100 * each.alone.mean():.0f} %"
         right = f"{100 * each.accuracy:.0f} % right, give or take {100 * doubtful(each):.0f}{alone}"
-        say(f"  {each.name}: {right}; {each.uplink_bytes / 1000:,.0f} kB from a device")
-    say(f"The fleet learns by {way.name}. `protofleet advise` measures more ways, also cheaper ones.")
+        say(f"  {in_plain_words(each)}: {right}; {each.uplink_bytes / 1000:,.0f} kB sent by each device")
+    say(f"Your fleet learns by {in_plain_words(way)}. `protofleet advise` measures more ways, also cheaper ones.")
     for doubt in advice.doubts:
         if not doubt.startswith("only "):  # of one split's held-out photos
             say(f"Mind: {doubt}.")
+
+
+def in_plain_words(way: Measured) -> str:
+    """What a way does, and the name by which other commands know it."""
+    words = PLAIN_WAYS.get(way.name) or (way.rung.method.summary if way.rung is not None else "")
+    return f"{words} ({way.name})" if words else way.name
 
 
 def doubtful(way: Measured) -> float:
@@ -200,7 +214,10 @@ def _tell_next(files: FleetFiles, say: Say) -> None:
     for command in files.commands:
         say(f"  protofleet {' '.join(shlex.quote(word) for word in command)}")
     say("Then ask about a photo:")
-    say(f"  protofleet predict --state {shlex.quote(str(files.state))} PHOTO.jpg")
+    ask = f"protofleet predict --state {shlex.quote(str(files.state))}"
+    say(f"  {ask} PHOTO.jpg")
+    say("A photo of something else may be named after one of these classes, too; shown what belongs, it says unknown:")
+    say(f"  {ask} --known {shlex.quote(str(files.photos))} PHOTO.jpg")
     _tell_second(files, say)
 
 
@@ -219,8 +236,10 @@ def _run(files: FleetFiles, look: Look, say: Say) -> int:
         say(f"{one.photo.path.name}, which was not shown: {one.answer} ({mark})")
     if asked:
         say(f"{sum(one.is_right for one in asked)} of {len(asked)} photos that were not shown are named right.")
-    else:
-        say("No class has a photo to spare that could be asked about.")
+    few = [label for label, count in look.counts.items() if count <= FEW]
+    if few:
+        names = ", ".join(few[:6]) + (f" and {len(few) - 6:,} more" if len(few) > 6 else "")
+        say(f"Not asked about: {names}. A class needs {FEW + 1} photos before one is kept back to ask about.")
     _tell_next(files, say)
     return 0
 

@@ -37,6 +37,10 @@ pki_app = typer.Typer(
 
 _Dir = Annotated[Path, typer.Option("--dir", help="The authority's directory.")]
 _Fleets = Annotated[list[str] | None, typer.Option("--fleet", help="Its fleet; again for further ones.")]
+_Days = Annotated[
+    int | None,
+    typer.Option(min=1, max=3650, help="The certificate is good so long.  [default: as pki init said]"),
+]
 _HERE = Path("pki")
 
 
@@ -77,13 +81,14 @@ def init_command(
 def device_command(
     device: Annotated[str, typer.Argument(metavar="ID", help="The device's --id.")],
     fleet: _Fleets = None,
+    days: _Days = None,
     directory: _Dir = _HERE,
 ) -> int:
     """Give a device its certificate; of one that has one, change its fleets."""
     name = names.check_device(device)
     with Office.open(directory) as office:
         member = Member(role="device", fleets=_given(fleet, office.book))
-        _admitted(office, name, office.admit(name, member))
+        _admitted(office, name, office.admit(name, member, days))
     return _after(directory)
 
 
@@ -156,17 +161,20 @@ def renew_command(
     ] = None,
     due: Annotated[bool, typer.Option("--due", help="All that expire soon, or are of the old authority.")] = False,
     crl: Annotated[bool, typer.Option("--crl", help="The revocation list.")] = False,
+    days: _Days = None,
     directory: _Dir = _HERE,
 ) -> int:
     """Give new keys and certificates in place of those that expire; the old ones stay good until then."""
     if not (renewed or due or crl):
         raise UsageError("renew", expected="a name, --due or --crl", got="none", hint="protofleet pki list")
+    if days is not None and not (renewed or due):
+        raise UsageError("--days", expected="a name or --due beside it", got="--crl alone", hint="pki init --crl-days")
     with Office.open(directory) as office:
         wanted = list(dict.fromkeys(renewed or ()))
         if due:
             wanted += [name for name in _due(office.book) if name not in wanted]
         for name in wanted:
-            office.renew(name)
+            office.renew(name, days)
             _admitted(office, name, True, tells_broker=False)
         office.renew_lists()
         until = min(authority.list_until for authority in office.book.authorities)

@@ -1,7 +1,12 @@
-"""What is in a folder of photos, in sentences: classes, sizes, broken files, copies, few or uneven classes.
+"""What is in a folder of photos, in sentences: classes, sizes, broken and blurred files, few or uneven classes.
 
 Each photo is decoded once, and its size is read from its header. What no fleet can be made of raises a `DataError`, in
 one line; what a person should know of is a sentence.
+
+How sharp a photo is, is the variance of its Laplacian (Pech-Pacheco et al., "Diatom autofocusing in brightfield
+microscopy", ICPR 2000) over the variance of its grey values, at 64 px. So neither size nor light counts, and blur that
+is gone at 64 px does not. Of 600 photos of signs the least is 0.087; of three larger photos, blurred by a Gaussian of
+3 % of the shorter side, the largest is 0.022.
 """
 
 from __future__ import annotations
@@ -9,11 +14,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from protofleet.contract.bundle.class_names import check_names
@@ -28,6 +34,9 @@ __all__ = ["Look", "Photo", "look_at"]
 
 LEAST_PX = 16  # along the shorter side, of most photos: below that nothing can be seen
 FEW = 4  # photos of a class, from which a head can be chosen (docs/methods.md, "Heads from sums")
+SHARP_PX = 64  # at which it is measured; a smaller photo is not judged
+BLURRED = 0.03
+_FLAT = 4.0  # variance of grey values, below which there is nothing to be sharp
 UNEVEN = 5.0  # times as many photos in one class as in another
 MANY_CLASSES = 100
 _VIDEOS = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv"})
@@ -50,6 +59,7 @@ class Look:
     Attributes:
         photos: those that can be read, in the order of their names.
         broken: paths of those that cannot, and why.
+        blurred: paths of those that can be read, but show no edges.
         labels: the classes, in the order of their names; each has a photo.
         lines: what is to be said, a sentence each.
     """
@@ -58,6 +68,7 @@ class Look:
     broken: tuple[tuple[Path, str], ...]
     labels: tuple[str, ...]
     lines: tuple[str, ...]
+    blurred: tuple[Path, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -83,20 +94,30 @@ def look_at(root: Path, on_done: Callable[[int, int], None] = lambda done, whole
     assert listing.names is not None
     found: list[Photo] = []
     broken: list[tuple[Path, str]] = []
+    blurred: list[Path] = []
     paths = [root / listing.images.name(row) for row in range(len(listing))]
-    for row, result in enumerate(decode_all(((str(path), str(path)) for path in paths), (LEAST_PX, LEAST_PX, 3))):
+    for row, result in enumerate(decode_all(((str(path), str(path)) for path in paths), (SHARP_PX, SHARP_PX, 3))):
         if isinstance(result, Broken):
             broken.append((paths[row], result.why))
         else:
             with Image.open(paths[row]) as image:
                 found.append(Photo(paths[row], listing.names[listing.labels[row]], image.size))
+            if min(found[-1].size) >= SHARP_PX and is_blurred(result):
+                blurred.append(paths[row])
         on_done(row + 1, len(listing))
     counts = Counter(photo.label for photo in found)
     labels = tuple(label for label in sorted(listing.names) if counts[label])
     _check(root, found, broken, labels)
     check_names(labels, f"folders in {root}")
-    look = Look(tuple(found), tuple(broken), labels, ())
-    return Look(look.photos, look.broken, labels, (*lines, *_sentences(root, look, set(listing.names) - set(labels))))
+    look = Look(tuple(found), tuple(broken), labels, (), tuple(blurred))
+    return replace(look, lines=(*lines, *_sentences(root, look, set(listing.names) - set(labels))))
+
+
+def is_blurred(pixels: NDArray[np.uint8]) -> bool:
+    """Whether a photo (64, 64, 3) shows no edges. A plain surface is not blurred."""
+    grey = pixels.mean(axis=2)
+    laplacian = 4 * grey[1:-1, 1:-1] - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:]
+    return bool(grey.var() >= _FLAT and laplacian.var() < BLURRED * grey.var())
 
 
 def _listed(root: Path, log: Callable[[str], None]) -> Listing:
@@ -158,6 +179,11 @@ def _sentences(root: Path, look: Look, empty: set[str]) -> Iterator[str]:
         path, why = look.broken[0]
         which = f"{path.relative_to(root)}: {why}"
         yield f"{counted(len(look.broken), 'file')} cannot be read and will be left out ({which})."
+    if look.blurred:
+        are = "looks blurred" if len(look.blurred) == 1 else "look blurred"
+        which = look.blurred[0].relative_to(root)
+        count = counted(len(look.blurred), "photo")
+        yield f"{count} {are} ({which}), and will be learned from all the same: delete what you could not name."
     if empty:
         yield f"Without a photo, and so no class: {', '.join(sorted(empty)[:6])}."
     if counts[least] < FEW:

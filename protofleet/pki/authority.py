@@ -80,14 +80,17 @@ class Office:
 
     # ── members ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def admit(self, name: str, member: Member) -> bool:
+    def admit(self, name: str, member: Member, days: int | None = None) -> bool:
         """Give a member a certificate. For a device that has one, only change its fleets.
+
+        Args:
+            days: how long it is valid; None for as long as `pki init` said.
 
         Returns:
             whether a new certificate was made.
 
         Raises:
-            UsageError: the name is another's, or nothing would change.
+            UsageError: the name is another's, nothing would change, or `days` are of a certificate that is there.
         """
         for fleet in member.fleets:
             if fleet not in self.book.fleets:
@@ -97,6 +100,9 @@ class Office:
         if known is not None and known.role != member.role:
             raise UsageError(name, expected="a name that is free", got=f"that of the {known.role}")
         has_one = known is not None and not self.book.is_revoked(name) and self._is_written(name)
+        if has_one and days is not None:
+            hint = f"protofleet pki renew {name} --days {days}"
+            raise UsageError("--days", expected="it for a new certificate", got=f"{name}, which has one", hint=hint)
         if has_one and known == member:
             hint = f"protofleet pki renew {name}"
             raise UsageError(name, expected="one that has no certificate", got="one that has", hint=hint)
@@ -104,7 +110,7 @@ class Office:
         if has_one:
             self._write_files()
         else:
-            self._issue(name)
+            self._issue(name, days=days)
         return not has_one
 
     def add_fleet(self, fleet: str) -> str:
@@ -164,8 +170,11 @@ class Office:
                 certificate.revoked = self._now
         self._write_files()
 
-    def renew(self, name: str) -> None:
+    def renew(self, name: str, days: int | None = None) -> None:
         """Give a member a new key and certificate. The one before stays valid until it expires.
+
+        Args:
+            days: how long it is valid; None for as long as `pki init` said.
 
         Raises:
             UsageError: the name is unknown or revoked.
@@ -176,7 +185,7 @@ class Office:
             raise UsageError(name, expected="one that is let in", got="one that was revoked", hint=hint)
         processes = [process for process in self._processes(name) if process.endswith(f".{names.ROLLOUT}")]
         for member_name in (name, *processes):
-            self._issue(member_name)
+            self._issue(member_name, days=days)
 
     def renew_lists(self) -> None:
         """Sign the revocation lists again."""
@@ -283,7 +292,7 @@ class Office:
             if path not in known:
                 path.unlink()
 
-    def _issue(self, name: str, authority: Authority | None = None) -> None:
+    def _issue(self, name: str, authority: Authority | None = None, days: int | None = None) -> None:
         """Make a key and a certificate. It is in the book before it is in its file.
 
         During a rotation the broker's certificate is of the old authority, unless `authority` is given. All others are
@@ -296,7 +305,7 @@ class Office:
             hint = "protofleet pki rotate-ca"
             raise UsageError("the authority", expected="one that is good", got="one that has expired", hint=hint)
         hosts = [names.check_host(host) for host in self.book.hosts] if is_broker else []
-        pem, serial, until = new_member(signer, name, self._now, self.book.days, hosts)
+        pem, serial, until = new_member(signer, name, self._now, days or self.book.days, hosts)
         since = self._now - SKEW_S
         self.book.issued.append(
             Issued(name=name, serial=f"{serial:x}", authority=authority.id, since=since, until=until)

@@ -26,7 +26,7 @@ from talker import Talker
 from protofleet.aggregator.coordinators.kinds import rounds_of
 from protofleet.aggregator.ingest.ingest import Outcome
 from protofleet.aggregator.metrics.metrics import Metrics
-from protofleet.aggregator.settings import Settings
+from protofleet.aggregator.settings import AggregateSettings, Settings
 from protofleet.aggregator.store.durable_store import DurableStore
 from protofleet.contract.mqtt.certificates import Expiry
 from protofleet.pki.authority import Office
@@ -84,6 +84,7 @@ def test_the_compose_file_names_what_there_is_and_opens_nothing_else(compose: di
     assert {name: service.get("ports", []) for name, service in services.items() if service.get("ports")} == {
         "mosquitto": ["8883:8883"],
         "grafana": ["127.0.0.1:3000:3000"],
+        "page": ["127.0.0.1:8080:8080"],
     }
     commands = (ROOT / "docs" / "commands.md").read_text()
     options = set(re.findall(r"--[a-z][a-z-]+", commands.split("\n## protofleet aggregate\n")[1].split("\n## ")[0]))
@@ -94,6 +95,14 @@ def test_the_compose_file_names_what_there_is_and_opens_nothing_else(compose: di
     assert [word for word in first if word not in second] == [
         "--cert=/etc/protofleet/aggregator/aggregator.worker-1.pem"
     ]
+    watching = set(re.findall(r"--[a-z][a-z-]+", commands.split("\n## protofleet watch\n")[1].split("\n## ")[0]))
+    assert {word.partition("=")[0] for word in services["page"]["command"][1:]} <= watching
+    assert "--page=0.0.0.0:8080" in services["page"]["command"]
+    variables = {"PROTOFLEET_AGGREGATE_" + name.upper() for name in AggregateSettings.__dataclass_fields__}
+    for name in WORKERS:
+        given = {word for word in services[name]["environment"] if word.startswith("PROTOFLEET_")}
+        assert given == {"PROTOFLEET_AGGREGATE_ENROLLED"}
+        assert given <= variables
     for name, service in services.items():
         assert "privileged" not in service
         assert service.get("security_opt") == ["no-new-privileges:true"] or name == "postgres"
@@ -105,7 +114,7 @@ def test_the_compose_file_names_what_there_is_and_opens_nothing_else(compose: di
             source = place.partition(":")[0]
             made = source in compose["volumes"] or re.match(r"\./(state|pki)/|\./fleet\.bundle$", source)
             assert made or (DEPLOY / source).is_file(), place
-    for name in (*WORKERS, "mosquitto"):
+    for name in (*WORKERS, "mosquitto", "page"):
         assert services[name]["read_only"]
         assert services[name]["user"].startswith("${PF_USER:?")
         assert services[name]["cap_drop"] == ["ALL"]

@@ -74,6 +74,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_another_folder_time_umask_and_time_zone_give_the_same_bytes(dist: Path, tree: Path, tmp_path: Path) -> None:
     there = tmp_path / "elsewhere" / "clone"
     there.parent.mkdir()

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "site"
 sys.path.insert(0, str(ROOT / "docs" / "site"))
 
+import blocks  # noqa: E402
 import check_links  # noqa: E402
 import site_pages  # noqa: E402
 
@@ -108,6 +109,36 @@ def test_the_script_says_what_it_lacks_and_never_empties_another_folder(tmp_path
     assert (tmp_path / "photo.jpg").exists()
 
 
+def table(*rows: tuple[str, ...]) -> str:
+    head, *body = ["".join(f"<{tag}><p>{cell}</p></{tag}>" for cell in row) for tag, row in _tagged(rows)]
+    lines = "".join(f'<tr class="row-even">{row}</tr>' for row in body)
+    return f'<table class="docutils"><thead><tr class="row-odd">{head}</tr></thead><tbody>{lines}</tbody></table>'
+
+
+def _tagged(rows: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    return (("td" if number else "th", row) for number, row in enumerate(rows))
+
+
+def test_a_cell_of_a_table_that_does_not_fit_a_phone_names_its_column() -> None:
+    long = "some words that go on and on"
+    wide = table(("", "who & <em>what</em>", "why"), ("one", long, long), ("two", long, "x"))
+    found = blocks.blocks(f"<p>before</p>{wide}<p>after</p>")
+    assert re.findall('data-label="(.*?)"', found) == ["who &amp; what", "why"] * 2
+    assert found.count('role="cell"') == 6
+    assert found.count('<tr role="row"') == 2
+    assert '<table role="table" class="blocks docutils">' in found
+    assert (
+        re.sub(r' (?:role|data-label)="[^"]*"', "", found).replace("blocks ", "") == f"<p>before</p>{wide}<p>after</p>"
+    )
+
+
+def test_a_table_that_fits_a_phone_stays_a_table() -> None:
+    narrow = table(("", "rows", "median", "p90"), ("all published rows", "412", "5.6 %", "31.5 %"))
+    assert blocks.blocks(narrow) == narrow
+    uneven = table(("a", "b", "c"), ("x" * 30, "x" * 30))
+    assert blocks.blocks(uneven) == uneven
+
+
 # ── what builds it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 pytestmark = pytest.mark.timeout(1800)  # all of it is built within a fixture
@@ -188,6 +219,8 @@ def test_a_search_finds_pages_before_decisions_and_nothing_comes_from_elsewhere(
 def test_a_page_fits_a_phone_in_light_and_in_dark(address: str, browser: Browser, name: str, dark: bool) -> None:
     page = browser.open(address + name, width=400, dark=dark)
     assert page.run("document.documentElement.scrollWidth") <= 400
+    for table in ("table.blocks", ".blocks tr", ".blocks td"):
+        assert page.run(f"getComputedStyle(document.querySelector('{table}') || document.body).display") == "block"
     colour = page.run("getComputedStyle(document.querySelector('.content')).color")
     shade = [int(each) for each in re.findall(r"\d+", colour)[:3]]
     assert (min(shade) > 128) == dark

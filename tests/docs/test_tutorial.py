@@ -102,7 +102,7 @@ def test_the_errors_of_the_table_are_what_is_really_said(tmp_path: Path) -> None
         ("error: this system, expected 64 bits, got 32", "deploy/install-device.sh"),
         ("no broker at mqtt://…, expected an MQTT 5 broker", "contract/mqtt/link.py"),
         ("nothing to answer with", "edge_client/answers/predictor.py"),
-        ("waiting for devices: 2/3 online", "aggregator/metrics/console.py"),
+        ("waiting for devices: 2 online, 3 needed", "aggregator/metrics/console.py"),
         ("waiting for round 1 to open", "edge_client/rounds/round_follower.py"),
         ("the fleet runs another bundle, expected", "edge_client/rounds/round_follower.py"),
         ("is of another bundle than", "edge_client/answers/knowledge.py"),

@@ -142,6 +142,7 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
     _check_rows(state.rows["soft"], soft)
 
 
+@pytest.mark.slow
 def test_a_device_with_a_budget_sends_no_ffc_sums(fleet: Fleet) -> None:
     """They carry no noise: the device with a budget answers that round without a row, and stays for the head."""
     noise = _deviations(8.0, share(0, HELD[0]))

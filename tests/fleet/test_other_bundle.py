@@ -119,7 +119,7 @@ def test_a_fleet_of_processes_goes_on_beside_it(tmp_path: Path) -> None:
         fleet.wait_for("aggregator", r"round 1: contributions 2/2")
         fleet.wait_for("aggregator", "finished")
         log = fleet.log("aggregator")
-        assert "waiting for devices: 2/2" not in log.split("odd: it runs")[0]
+        assert "2 devices online, 2 needed" not in log.split("odd: it runs")[0]
         assert "still awaited" not in log
         assert "odd" in listed + run("fleet", "list", "--store", tmp_path / "store.sqlite").stdout
 

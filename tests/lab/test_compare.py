@@ -81,6 +81,19 @@ def test_what_cannot_be_is_a_line_before_anything_runs(
     assert said in lines[0]
 
 
+def test_liars_are_named_and_cost_answers(tmp_path: Path) -> None:
+    given = ("--method", "ncm", "--partition", "iid", "--samples", "400", "--clients", "5", "--jobs", "1")
+    right = []
+    for liars in (0, 2):
+        out = tmp_path / f"{liars}.jsonl"
+        done = run("lab", "run", *given, "--no-calibrate", "--liars", liars, "--json", out)
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout + done.stderr).count("lies: each of its training images has the label of the next") == liars
+        right.append(json.loads(out.read_text().splitlines()[-1])["all_classes"]["class_mean"])
+    assert right[1] < right[0] - 0.05
+
+
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None:
     """As the method that it extends: by prototypes, not by the head that both have, too."""
     (tmp_path / "halved.py").write_text(
@@ -91,6 +104,10 @@ def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None
     told = ("fedproto,halved:Halved", *small, "--json", tmp_path / "c.json")
     done = run_process("lab", "compare", *told, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 0, done.stderr
+    table = [line for line in done.stdout.splitlines() if line.startswith(("method ", "fedproto ", "halved "))]
+    assert len(table) == 3
+    assert max(map(len, table)) <= 80
+    assert table[2].rstrip().endswith("kB")
     usual, own = json.loads((tmp_path / "c.json").read_text())["methods"]
     assert usual["way"] == "prototype"
     assert (own["way"], own["all_classes"]) == (usual["way"], usual["all_classes"])

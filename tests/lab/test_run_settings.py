@@ -25,7 +25,7 @@ GIVEN = {
     "weights": None,
     "method": "fedproto", "data": "fashion_mnist_subset", "input": None, "partition": "dirichlet", "alpha": 0.5,
     "samples": 0, "clients": 5, "rounds": None, "fraction": 1.0, "seed": 0, "backbone": "small_cnn", "head": None,
-    "batch": 32, "evaluate_every": 1,
+    "batch": 32, "evaluate_every": 1, "liars": 0, "rule": "mean",
 }  # fmt: skip
 
 
@@ -52,8 +52,9 @@ def test_the_command_line_goes_before_the_file_and_that_before_defaults(tmp_path
         {"calibrate": False, "ccvr": True, "method": "fedavg", "personal": ["fit"]},
         {"backbone": "fedproto_mnist_18, fedproto_mnist", "input": "28x28x1"},
         {"method": "ffc", "samples": 300, "rounds": 1},
+        {"method": "fedproto", "liars": 2, "rule": "median"},
     ],
-    ids=["defaults", "closings", "backbones", "ffc"],
+    ids=["defaults", "closings", "backbones", "ffc", "liars"],
 )
 def test_what_is_written_is_the_same_experiment(said: dict[str, object], tmp_path: Path) -> None:
     first = experiment_of(GIVEN | said, set(said))
@@ -61,6 +62,22 @@ def test_what_is_written_is_the_same_experiment(said: dict[str, object], tmp_pat
     assert again.resolved() == first.resolved() | {"measures": again.resolved()["measures"]}
     assert (again.data, again.course, again.input_shape) == (first.data, first.course, first.input_shape)
     assert again.backbones == first.backbones
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"liars": 5}, "--liars, expected 0 to 4, fewer than clients, got 5"),
+        ({"liars": -1}, "--liars, expected 0 to 4"),
+        ({"rule": "medain"}, "--rule, expected .*, got medain"),
+        ({"rule": "median", "method": "fedavg"}, "--rule, expected mean for fedavg, which sends no class means"),
+        ({"rule": "median", "method": "ffc"}, "--rule, expected mean for ffc, which sends no class means"),
+        ({"rule": "median", "method": "local"}, "--rule, expected mean for local"),
+    ],
+)
+def test_liars_and_rules_that_cannot_be_are_one_line(said: dict[str, object], expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        experiment_of(GIVEN | said, set(said))
 
 
 def test_wrong_settings_are_one_line(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_device_and_an_aggregator_call_nobody_but_the_broker(bundle_path: Path
     assert device.connections() == aggregator.connections() == {address}  # it saw what it is meant to see
 
 
+@pytest.mark.slow
 def test_a_demo_calls_nobody_but_its_own_broker(tmp_path: Path) -> None:
     strace()
     out, broker = tmp_path / "out", tmp_path / "broker"

@@ -27,7 +27,13 @@ from typing import Any
 
 import pytest
 
+# how Chromium says that a page has gone
+_LEFT = ("navigated or closed", "context was destroyed", "Cannot find context")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+class PageLeftError(AssertionError):
+    """The page that was asked has gone to another address meanwhile."""
 
 
 class Page:
@@ -47,12 +53,14 @@ class Page:
         return found["result"].get("value")
 
     def until(self, script: str, timeout_s: float = 60.0) -> Any:
-        """The expression's value, once it is true."""
+        """The expression's value, once it is true; asked again where the page goes to another address meanwhile."""
         deadline = time.monotonic() + timeout_s
-        while not (found := self.run(script)):
+        while True:
+            with contextlib.suppress(PageLeftError):
+                if found := self.run(script):
+                    return found
             assert time.monotonic() < deadline, (script, self.run("document.body.innerText"))
             time.sleep(0.05)
-        return found
 
     def tap(self, selector: str) -> None:
         """A press of the mouse's button in the middle of an element, which is brought into view.
@@ -113,7 +121,10 @@ class Browser:
         while True:
             found = self._message()
             if found.get("id") == self._next:
-                assert "error" not in found, (method, found["error"])
+                why = found.get("error", {})
+                if any(each in why.get("message", "") for each in _LEFT):
+                    raise PageLeftError(method, why)
+                assert not why, (method, why)
                 return found["result"]
 
     def _message(self) -> dict[str, Any]:

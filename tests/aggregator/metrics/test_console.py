@@ -26,6 +26,7 @@ def test_a_run_is_told_line_by_line() -> None:
         events.LinkUp("mqtt://127.0.0.1:1883", 65_536),
         events.Waiting(1, 2, 5),
         events.Waiting(1, 5, 5, unsampled=True),
+        events.Waiting(1, 2, 1),
         events.RoundOpened(1, 3, "fedproto", 5),
         events.ContributionsIn(1, 3, 2),
         events.ContributionsIn(1, 4, 1),
@@ -36,8 +37,10 @@ def test_a_run_is_told_line_by_line() -> None:
         events.RunFinished(3, 15, 54_321),
     ) == [
         "connected to mqtt://127.0.0.1:1883, messages up to 65,536 bytes",
-        "waiting for devices: 2/5 online",
-        "waiting for devices: 5/5 online, but no sample of them has so many: --fraction is too small for --min-clients",
+        "waiting for devices: 2 online, 5 needed",
+        "waiting for devices: 5 online, 5 needed, but no sample of them has so many: "
+        "--fraction is too small for --min-clients",
+        "2 devices online, 1 needed: the next round opens when due",
         "round 1/3 open: fedproto, 5 devices awaited",
         "  round 1: contributions 3/5",
         "  round 1: contributions 4/5",
@@ -94,9 +97,9 @@ def test_an_older_copy_of_a_store_is_told_how_it_goes_on() -> None:
     assert "the store knows of none" in lost
     assert lost.endswith("going on above")
     assert "the store knows of 5" in older
-    assert "an older copy goes on with --new-run" in older
+    assert "if it is an older copy, stop and start it once with --new-run" in older
     (given,) = _lines(events.NumbersLost(9, 5, is_new_run=True))
-    assert given.endswith("going on above")
+    assert given.endswith("it is another run, so there is nothing to be done")
 
 
 def test_invented_names_do_not_fill_the_log() -> None:

@@ -149,13 +149,15 @@ def test_who_types_a_wrong_code_is_told_so_and_gets_in_by_the_right_one(
 ) -> None:
     served = Served(tmp_path, "watch", "watch", "--page", "0.0.0.0:0", "--store", stocked(tmp_path / "store", 3))
     try:
+        served.processes.wait_for(served.name, "pairing code is")  # it is said after the page's address
+        right = re.findall(r"pairing code is ([A-Z0-9]{4}-[A-Z0-9]{4})", served.said())[0]
         page = browser.open(f"http://127.0.0.1:{served.port}/", width=PHONE_PX, dark=dark)
-        for code in ("AAAA-AAAA", re.findall(r"pairing code is ([A-Z0-9]{4}-[A-Z0-9]{4})", served.said())[0]):
+        for code in ("AAAA-AAAA", right):
             check_contrast(page)
             check_width(page)
             check_axe(page)
             assert ("textbox", "Pairing code") in {(node["role"], node["name"]) for node in tree(page)}
-            assert page.run("document.activeElement.id") == "code"
+            page.until("document.activeElement.id === 'code'")  # which has the focus once the page was drawn
             typed(page, code)
             page.run("document.title = 'asked'")
             page.run("new Promise((done) => setTimeout(done, 1100))")  # the pause after a wrong one

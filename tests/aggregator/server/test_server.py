@@ -342,7 +342,7 @@ def test_a_signal_ends_it_with_one_line(tmp_path: Path, how: signal.Signals, cod
     broker.start()
     process = _command(tmp_path, broker.url)
     line = process.stderr.readline() + process.stderr.readline()
-    assert "waiting for devices: 0/1 online" in line
+    assert "waiting for devices: 0 online, 1 needed" in line
     process.send_signal(how)
     rest = process.communicate(timeout=60)[1]
     broker.stop()

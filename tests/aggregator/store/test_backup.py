@@ -63,11 +63,14 @@ def test_what_is_restored_is_another_run_without_what_was_forgotten_since(tmp_pa
     done = run("fleet", "restore", kept, "--store", path, "--force", "--json", tmp_path / "told.json")
     assert done.returncode == 0, done.stderr
     assert "5 orders of the store before to be done again" in done.stdout
+    assert "start the aggregator as before, without --new-run" in done.stdout
     told = json.loads((tmp_path / "told.json").read_text())["restored"]
     assert (told["replaced"], told["again"]) == (True, 5)
     with DurableStore(path, BUNDLE, "fleet") as again:
         core = core_of(again)
         assert again.run.hex() == told["run"] != before
+        assert again.orders.is_restored_as(again.run)
+        assert not again.orders.is_restored_as(bytes.fromhex(before))
         assert core.standing.present == {"a", "b", "c", "d"}
         steps(core, 2.0)
         assert core.standing.present == {"b", "c"}

@@ -516,6 +516,8 @@ def test_a_state_of_no_class_answers_nothing_and_says_so(frozen: Finished) -> No
     head = ClassRows(np.arange(5, dtype=np.uint16), np.eye(5, found.manifest.features, dtype=np.float32))
     made = predictor.Predictor(found, Knowledge(state=GlobalState(bytes(4), 1, 1, {"means": empty, "head": head})))
     assert made(frozen.x).scores.shape == (40, 5)
+    assert made.calibrated.startswith("no percentages yet, the numbers are scores")
+    assert made.calibrated.endswith("(client --hold-out 0.3, or --test FOLDER)")
 
 
 def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answers(

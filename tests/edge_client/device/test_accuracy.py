@@ -244,7 +244,7 @@ def test_test_images_are_extracted_once_where_their_features_fit(
         return run(self, x, samples)
 
     monkeypatch.setattr(Extractor, "blocks", counted)
-    monkeypatch.setattr("protofleet.edge_client.device.evaluation.KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("protofleet.edge_client.training.kept_features.KEPT_BYTES", kept_bytes)
     data = fashion(bundle, 90, CLASSES)
     pi = Device(bundle, data, "pi-1", test=test)
     first = pi.evaluate(None)

@@ -60,3 +60,33 @@ assert left < before / 2, (left, before)
 assert np.array_equal(a @ a, product)
 assert ort.get_available_providers()
 """
+
+
+def test_a_device_in_anothers_process_leaves_that_ones_code_and_garbage_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", OWNS], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr
+
+
+OWNS = """
+import gc, weakref
+import numpy
+from tests.edge_client.hardware.test_code_pages import file_pages
+
+from protofleet.contract.bundle.onnx_runtime import ort
+from protofleet.edge_client.hardware.process_metrics import own_this_process, rest_memory
+
+class Round:
+    def __init__(self):
+        self.itself = self
+
+gc.disable()
+garbage, before = weakref.ref(Round()), file_pages()
+rest_memory()
+assert garbage() is not None
+assert file_pages() > 0.9 * before, (file_pages(), before)
+own_this_process()
+garbage = weakref.ref(Round())
+rest_memory()
+assert garbage() is None
+assert file_pages() < before / 2, (file_pages(), before)
+"""

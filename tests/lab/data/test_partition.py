@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from protofleet.contract.errors import DataError, UsageError
-from protofleet.lab.data.partition import PARTITIONS, Partition, hold_back, partition, unlabel
+from protofleet.edge_client.data.samples import UNLABELLED
+from protofleet.lab.data.partition import PARTITIONS, Partition, hold_back, liars_of, mislabelled, partition, unlabel
 
 LABELS = np.repeat(np.arange(6), 80)
 SOURCES = np.arange(480) % 2
@@ -97,6 +98,15 @@ def test_hold_back_cuts_and_leaves_one_to_train() -> None:
     kept, held = hold_back(part, 0.0, seed=3)
     assert kept is part
     assert len(held) == 0
+
+
+def test_a_liars_labels_are_the_next_ones_and_who_lies_is_drawn_by_the_seed() -> None:
+    assert mislabelled(np.array([0, 1, 2, UNLABELLED]), 3).tolist() == [1, 2, 0, UNLABELLED]
+    assert liars_of(5, 0, 0) == []
+    drawn = [liars_of(10, 3, seed) for seed in range(5)]
+    assert all(len(set(one)) == 3 for one in drawn)
+    assert drawn[0] == liars_of(10, 3, 0)
+    assert len(set(map(tuple, drawn))) > 1
 
 
 def test_unlabel_keeps_the_rate_of_each_class() -> None:

@@ -7,7 +7,7 @@ from shutil import copy
 
 import msgspec
 import pytest
-from commands import run
+from commands import ROOT, run
 
 from protofleet.cli import main
 from protofleet.contract.errors import StoreError, UsageError
@@ -511,4 +511,16 @@ def test_a_band_lies_around_its_line() -> None:
 def test_without_a_name_the_tables_are_listed() -> None:
     done = run("lab", "table")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(TABLES)
+    words = [line.split() for line in done.stdout.splitlines()]
+    assert [each[0] for each in words] == list(TABLES)
+    assert {each[0]: each[1] for each in words}["accuracy-bytes"] == "offline"
+    assert {each[0]: each[1] for each in words}["fedhp-mnist"] == "needs"
+    assert all(each[-1] == f"[{read_table(each[0])[1].data}]" for each in words)
+    assert "--data FOLDER" in done.stderr
+
+
+def test_every_ledger_names_its_data() -> None:
+    ledgers = [read_sheet(path) for path in sorted((ROOT / "results").glob("*.json")) if is_ledger(path)]
+    assert len(ledgers) > 10
+    assert all(sheet.data for sheet in ledgers)
+    assert {sheet.data for sheet in ledgers if sheet.table in TABLES} <= {read_table(name)[1].data for name in TABLES}

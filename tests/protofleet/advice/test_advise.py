@@ -239,7 +239,7 @@ def test_doubts_are_about_few_held_out_photos_and_classes_that_have_few_or_none(
     first, few, untested, absent = _doubts(bundle, of([3, 4, 4, 4, 4, 3]), of([1, 0, 1, 1, 40, 6]))
     assert first.startswith("only 49 held-out photos")
     assert few.startswith("T-shirt/top, Sandal: fewer than 4 photos")
-    assert untested.startswith("Trouser: no held-out photo")
+    assert untested.startswith("Trouser: no photo to spare for a test")
     assert absent.startswith("Shirt, Sneaker, Bag and 1 more: no photo at all")
     other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, method="fedhp"))
     assert list(_trained(other)) == ["fedhp"]

@@ -17,9 +17,10 @@ from commands import one_error_line, run, run_process
 from PIL import Image
 
 from protofleet.advice.advice import Measured
-from protofleet.commands.init import doubtful
+from protofleet.commands.init import PLAIN_WAYS, _is_first_choice, doubtful, in_plain_words, init_command
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.bundle.shipped_extractor import photos_bundle
+from protofleet.contract.bundle.uplink_bytes import rungs
 from protofleet.lab.demo.processes import Fleet, free_port, wait_for_port
 
 COLOURS = {"red box": (210, 40, 30), "синий": (30, 60, 220), "绿": (40, 190, 60)}
@@ -121,6 +122,28 @@ def test_a_class_of_one_photo_and_an_empty_one_are_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Fewer than 4 photos: синий." in done.stderr
     assert "Without a photo, and so no class: nobody." in done.stderr
+    assert f"--known {root} PHOTO.jpg" in done.stderr
+
+
+def test_a_first_run_says_which_classes_it_does_not_ask_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("protofleet.commands.init.first_run", lambda files, photos, on_start: [])
+    root = photos(tmp_path / "photos", {"red box": 5, "синий": 1, "绿": 4})
+    listen = f"127.0.0.1:{free_port()}"
+    assert init_command(root, out=tmp_path / "fleet", listen=listen, run=True) == 0
+    assert "Not asked about: синий, 绿. A class needs 5 photos before one is kept back to ask about." in (
+        capsys.readouterr().err
+    )
+
+
+def test_each_way_is_named_in_plain_words() -> None:
+    ways = [rung for rung in rungs(read_bundle(photos_bundle()).manifest) if _is_first_choice(rung)]
+    assert {rung.name for rung in ways} == PLAIN_WAYS.keys()
+    said = in_plain_words(Measured(ways[0].name, ways[0], np.zeros(1)))
+    assert said == f"{PLAIN_WAYS[ways[0].name]} ({ways[0].name})"
+    own = Measured("another", ways[0], np.zeros(1))
+    assert in_plain_words(own) == f"{ways[0].method.summary} (another)"
 
 
 def videos(root: Path) -> Path:

@@ -210,6 +210,20 @@ def test_what_expires_is_warned_of_by_every_command_and_renewed_where_it_is_due(
     assert pki(tmp_path, "list").stderr == ""
 
 
+def test_one_certificate_is_good_for_as_long_as_was_asked(folder: Path) -> None:
+    def days_left(device: str) -> int:
+        made = certificate(folder / f"pki/devices/{device}/{device}.pem")
+        return (made.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+
+    assert pki(folder, "device", "guest", "--days", 30).returncode == 0
+    assert days_left("guest") == 29
+    assert pki(folder, "renew", "guest", "--days", 90).returncode == 0
+    assert days_left("guest") == 89
+    assert pki(folder, "renew", "guest").returncode == 0
+    assert days_left("guest") == 364
+    assert "try protofleet pki renew guest --days 7" in one_error_line(pki(folder, "device", "guest", "--days", 7))
+
+
 def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
     establish(tmp_path / "pki", ["broker"], ["fleet"], now=int(time.time()) - 1_800 * DAY)
     done = pki(tmp_path, "device", "d1")
@@ -280,6 +294,8 @@ def test_who_is_left_behind_is_named_and_shut_out(folder: Path) -> None:
         (("revoke", "broker"), "try protofleet pki rotate-ca: devices read no revocation list"),
         (("renew", "d9"), "got an unknown name"),
         (("renew",), "expected a name, --due or --crl, got none"),
+        (("renew", "--crl", "--days", "9"), "expected a name or --due beside it, got --crl alone"),
+        (("device", "d3", "--days", "0"), "--days"),
         (("rotate-ca", "--leave-behind"), "expected --finish beside it"),
     ],
 )  # fmt: skip

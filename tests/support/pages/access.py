@@ -171,13 +171,15 @@ def check_axe(page: Page) -> None:
 def tabbed(page: Page, *, back: bool = False, most: int = 500) -> Iterator[dict[str, Any]]:
     """What has the focus after each press of Tab, until it has left the page; it is marked, and seen at least in part.
 
+    The next press comes once a frame was drawn: a long table draws its next rows when the focus has scrolled it.
+
     Args:
         back: with the shift key.
     """
     first: dict[str, Any] | None = None
     for _ in range(most):
         page.key("Tab", shift=back)
-        found = page.run(_FOCUS)
+        found = page.run(f"new Promise((done) => requestAnimationFrame(() => setTimeout(() => done({_FOCUS}))))")
         if found is None or (first and [found[key] for key in _ITS] == [first[key] for key in _ITS]):
             return
         first = first or found
