@@ -1,4 +1,4 @@
-"""Write docs/messages.md from contract/wire/messages.cddl: `python docs/write_messages.py`.
+"""Write docs/messages.md from contract/wire/messages.cddl and contract/accuracy.py: `python docs/write_messages.py`.
 
 A test compares the page with the grammar; another one the grammar with the classes
 (`tests/contract/wire/test_tables.py`).
@@ -7,7 +7,12 @@ A test compares the page with the grammar; another one the grammar with the clas
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from protofleet.contract import accuracy
 
 PAGE = Path(__file__).parent / "messages.md"
 GRAMMAR = Path(__file__).parents[1] / "contract" / "wire" / "messages.cddl"
@@ -26,7 +31,26 @@ def reference() -> str:
     grammar, values = GRAMMAR.read_text().split("; values\n")
     maps = re.findall(r"^([a-z-]+) = \{\n(.*?)^\}$", grammar, re.MULTILINE | re.DOTALL)
     sections = "".join(f"\n## {_title(name, body)}\n\n{_table(body)}" for name, body in maps)
-    return f"{_HEAD}{sections}\n## Values\n\n```\n{values.strip()}\n```\n"
+    return f"{_HEAD}{sections}\n{_accuracy()}\n## Values\n\n```\n{values.strip()}\n```\n"
+
+
+def _accuracy() -> str:
+    """The figures of accuracy: the list in the docstring of `contract/accuracy.py`, with the prefix of a status."""
+    listed = re.findall(r"^- (`.+?):\s(.+?)[;.](?=\n\n|\n- |\n$|\Z)", accuracy.__doc__ or "", re.MULTILINE | re.DOTALL)
+    rows = [
+        "| entry | what it is |",
+        "| --- | --- |",
+        "| `accuracy_run`, `accuracy_round` | the run and the round of them |",
+    ]
+    for names, meaning in listed:
+        entries = ", ".join(f"`accuracy_{name}`" for name in re.findall(r"`(\w+)`", names))
+        rows.append(f"| {entries} | {' '.join(meaning.split())} |")
+    return (
+        "## Figures of accuracy\n\nAmong the `metrics` of a status, where the device may tell them "
+        "([accuracy.md](accuracy.md#on-the-aggregator)); shares are 0 to 1. One that does not apply is left out.\n\n"
+        + "\n".join(rows)
+        + "\n"
+    )
 
 
 def _title(name: str, body: str) -> str:

@@ -56,8 +56,10 @@ def cost_command(
     sram: Annotated[str | None, typer.Option(help="on-chip memory in place of the device's: 512KiB")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="GB/s of memory in place of the device's")] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
-    samples: Annotated[int, typer.Option(help="local samples N in a round")] = 5_000,
-    epochs: Annotated[int, typer.Option(help="local epochs in a round")] = 10,
+    samples: Annotated[int, typer.Option(help="local samples N in a round, as SphereFed's")] = 5_000,
+    epochs: Annotated[
+        int, typer.Option(help="local epochs in a round, as SphereFed's; profile and plan take the bundle's")
+    ] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
     scalesim_csv: Annotated[Path | None, typer.Option(help="write SCALE-Sim's topology of the step's products")] = None,

@@ -182,18 +182,30 @@ def _show(store: Place, json: Path | None) -> int:
     further = ", ".join(map(_percent, rollout.stages))
     last = "" if rollout.fraction >= 1 else ", its last stage; --stage 100% goes on"
     then = f", then {further}" if further else last
-    tallies = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "none known"
     careful = f"a stage lasts {in_words(plan.soak_s)} or longer and needs {_percent(plan.healthy)} healthy"
     for line in (
         f"version {plan.version} ({plan.sha256.hex()[:12]}…, {plan.size_bytes:,} bytes){target}: {rollout.state}{why}",
         f"offered to {_percent(rollout.fraction)} since {_when(rollout.since)}{then}; {careful}",
-        f"{counted(sum(counts.values()), 'device')} of it known: {tallies}",
+        _known(rollout, counts),
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     wrong = [(d, t) for d, t in rollout.told.items() if t is not None and t.word in ("failed", "refused")]
     if wrong:
         show_table(console, ("device", "says"), [(d, _report_text(t)) for d, t in wrong[:_SHOWN]], words=(0, 1))
     return 0
+
+
+def _known(rollout: Rollout, counts: Mapping[str, int]) -> str:
+    """What the known devices of the stage say; where there is none, what is waited for."""
+    tallies = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+    if tallies:
+        return f"{counted(sum(counts.values()), 'device')} of it known: {tallies}"
+    if not rollout.told:
+        return "no device of it known yet: each says which bundle it uses when the running aggregator hears it"
+    soak = in_words(rollout.plan.soak_s)
+    return (
+        f"none of the {counted(len(rollout.told), 'known device')} is among these; after {soak} the first is taken in"
+    )
 
 
 def _content(rollout: Rollout) -> dict[str, Any]:

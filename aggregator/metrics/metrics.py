@@ -153,7 +153,12 @@ class Metrics:
         offered = 0.0 if offer is None else offer.fraction
         halted = rollouts.current is not None and rollouts.current.state == "halted"
         yield "rollout_halted", "Whether a roll-out has halted.", "", {"": halted}
-        yield "rollout_fraction", "Of the devices, that a bundle is offered to.", "", {"": offered}
+        yield (
+            "rollout_fraction",
+            "Of the devices, that a bundle is offered to; 0 for none, and while it is halted.",
+            "",
+            {"": offered},
+        )
         yield "round", "The newest round; 0 before the first, and where sums stand.", "", {"": rounds.number}
         yield "round_open", "Whether it is open.", "", {"": rounds.phase == "open"}
         yield "round_contributions", "Contributions to it that are committed.", "", {"": contributions}

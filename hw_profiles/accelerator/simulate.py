@@ -29,7 +29,7 @@ from protofleet.hw_profiles.devices.schema import Device
 from protofleet.hw_profiles.latency.precisions import ON_ARRAYS, PRECISIONS
 from protofleet.hw_profiles.workload.model import Layer, Phase, Workload
 
-__all__ = ["Array", "Cost", "LayerCost", "array_of", "assumptions", "simulate"]
+__all__ = ["Array", "Cost", "LayerCost", "array_of", "assumptions", "buildable_precisions", "simulate"]
 
 Precision = Literal["fp32", "bf16", "int8"]
 _LEAST_RATE = 1_000_000  # the DMA's bytes a cycle are a fraction with no larger denominator
@@ -261,10 +261,17 @@ def assumptions(array: Array) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def buildable_precisions(array: Array) -> tuple[str, ...]:
+    """The precisions whose cells fit the chip's multiplier blocks, in the table's order; all where `dsps` is 0."""
+    cells = array.rows * array.cols
+    needed = {name: number.dsps_per_mac * cells for name, number in PRECISIONS.items() if number.dsps_per_mac}
+    return tuple(name for name, blocks in needed.items() if not array.dsps or blocks <= array.dsps)
+
+
 def _buildable(array: Array) -> tuple[str, ...]:
     each = PRECISIONS[array.precision].dsps_per_mac
     needed = each * array.rows * array.cols
-    if not array.dsps or needed <= array.dsps:
+    if array.precision in buildable_precisions(array):
         return ()
     return (
         f"{array.rows * array.cols:,} {array.precision} cells of one multiply-accumulate a cycle would need about "

@@ -24,7 +24,14 @@ from protofleet.contract.errors import UsageError
 from protofleet.contract.methods import METHODS
 from protofleet.hw_profiles.accelerator.paper_claims import CLAIMS, readings
 from protofleet.hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
-from protofleet.hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
+from protofleet.hw_profiles.accelerator.simulate import (
+    Array,
+    Cost,
+    LayerCost,
+    assumptions,
+    buildable_precisions,
+    simulate,
+)
 from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
 from protofleet.hw_profiles.reports.subject import Subject
@@ -86,6 +93,7 @@ def cost_report(
         },
         "device": device,
         "array": dict(asdict(array).items()) | {"peak_gflops": array.peak_gflops},
+        "buildable": list(buildable_precisions(array)),
         "assumptions": list(assumptions(array)) + _training_assumptions(subject, setting, trains),
         "inference": _inference(simulate(fold_weights(forward), array)),
         "methods": [_round(cost, rounds[0]) for cost in rounds],

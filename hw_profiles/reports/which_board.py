@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protofleet.contract.names import listed
+from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.memory.liveness import batch_text
 from protofleet.hw_profiles.units import few, size, time_text
 
@@ -117,7 +119,17 @@ def what_it_takes(report: _Values) -> str:
     capacity, most = size(report["memory"]["capacity_bytes"]), {use: batch_text(fits[use]) for use in fits}
     batches = [f"{most['training']} in training", f"{most['inference']} in inference"]
     batches = batches if report["methods"] else batches[1:]
-    return f"{says} Largest batch in {capacity}: {', '.join(batches)} (predicted)."
+    return f"{says} Largest batch in {capacity}: {', '.join(batches)} (predicted).{_cannot_be_built(report)}"
+
+
+def _cannot_be_built(report: _Values) -> str:
+    """A sentence for an array whose cells the chip has too few multiplier blocks for; else empty."""
+    precision, able = report["array"]["precision"], report["buildable"]
+    if precision in able:
+        return ""
+    others = listed([name if PRECISIONS[name].trains else f"{name} (inference only)" for name in able])
+    instead = f"--precision {others} can" if able else "no precision can"
+    return f" The chip has too few multipliers for this array in {precision}: it cannot be built so; {instead}."
 
 
 def which_array(report: _Values, most: int = 2) -> str:

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 from write_messages import GRAMMAR, PAGE, reference  # noqa: E402
 
+from protofleet.contract.accuracy import Accuracy  # noqa: E402
 from protofleet.contract.wire.fields import table_of  # noqa: E402
 from protofleet.contract.wire.messages import Announcement, Contribution, Status  # noqa: E402
 
@@ -21,6 +22,12 @@ def test_the_page_is_what_the_grammar_says_today() -> None:
 def test_each_field_of_the_grammar_has_a_row() -> None:
     lines = re.findall(r"^ +(?:\? )?\d+: .+;", GRAMMAR.read_text(), re.MULTILINE)
     assert len(lines) == len(re.findall(r"^\| \d+", PAGE.read_text(), re.MULTILINE)) > 100
+
+
+def test_each_figure_of_accuracy_has_its_entry() -> None:
+    section = PAGE.read_text().split("## Figures of accuracy\n")[1].split("\n## ")[0]
+    sent = Accuracy(**dict.fromkeys(Accuracy.__dataclass_fields__, 1)).metrics(bytes(4), 1)
+    assert set(re.findall(r"`(accuracy_\w+)`", section)) == set(sent)
 
 
 def test_a_row_says_the_key_and_whether_the_field_may_be_left_out() -> None:

@@ -79,6 +79,8 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     assert code == 0
     assert said.startswith("rollout version 2, sha256 ")
     assert said.endswith(": no aggregator runs on this store; the next one that is started on it does it\n")
+    world.serve()
+    assert "no device of it known yet: each says which bundle it uses when" in world.rollout()[1]
     world.serve(*((f"d{n}", "") for n in range(10)), ("d0", "2 failed: accuracy fell"), ("d1", "2 healthy"))
     code, said = world.rollout()
     first, second, third, *table = said.splitlines()

@@ -21,6 +21,7 @@ from protofleet.hw_profiles.accelerator.simulate import Array, assumptions, simu
 from protofleet.hw_profiles.accelerator.systolic import gemm_cycles
 from protofleet.hw_profiles.reports.cost_report import cost_report, step_cost
 from protofleet.hw_profiles.reports.subject import load_subject
+from protofleet.hw_profiles.reports.which_board import what_it_takes
 from protofleet.hw_profiles.workload.baselines import ccvr, fedavg, published_ffc, published_spherefed
 from protofleet.hw_profiles.workload.calibration_step import (
     method_calibration,
@@ -211,6 +212,13 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
     report = json.loads(files["json"].read_text())
     assert report["array"]["rows"] == 16
     assert report["array"]["dataflow"] == "ws"
+    assert report["buildable"] == ["bf16", "int8"]
+    assert "cannot be built" not in report["sentence"]
+    in_fp32 = report | {"array": report["array"] | {"precision": "fp32"}}
+    assert what_it_takes(in_fp32).endswith(
+        "too few multipliers for this array in fp32: it cannot be built so; "
+        "--precision bf16 or int8 (inference only) can."
+    )
     html = files["html"].read_text()
     check_page(html)
     assert "spherefed (frozen)" in html
