@@ -110,6 +110,14 @@ def test_energies_are_the_published_ones():
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.parametrize(("rows", "cols", "result_pj"), [(4, 16, 2.5), (16, 4, 5.0)])
+def test_energies_are_those_of_the_larger_operands_bank_and_of_a_columns_results(rows, cols, result_pj):
+    """A third of 96 KiB each: 8 KiB in each of four banks, 2 KiB in each of sixteen."""
+    each = energies("int8", 1, 96 << 10, rows, cols)
+    assert each.operand_pj == pytest.approx(10 / 8)
+    assert each.result_pj == pytest.approx(result_pj)
+
+
 def test_fronts_are_within_one_method_and_hold_what_nothing_beats(found):
     points = [point for point in found.points if not point.published]
     for name in AXES.method:
