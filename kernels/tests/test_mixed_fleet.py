@@ -1,4 +1,4 @@
-"""A fleet of a device that tries the wheel's step and one that keeps to the portable one: processes and a real broker."""
+"""A device that tries the wheel's step and one that keeps to the portable one, as processes, with a real broker."""
 
 from __future__ import annotations
 
