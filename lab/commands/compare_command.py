@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from protofleet.contract.console.logs import told as told_to
 from protofleet.contract.console.verbosity import QUIET_HELP
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
@@ -90,6 +91,7 @@ def compare_command(
         write_text(plot, "", option="--plot")  # a path that cannot be written is known now
 
     def run() -> None:
+        from protofleet.lab.data.datasets import load_dataset
         from protofleet.lab.engine.experiment import run_experiment
         from protofleet.lab.reporting.progress import stage
         from protofleet.lab.workers.engines import open_workers
@@ -100,6 +102,9 @@ def compare_command(
             stage(console) as shown,
             shown.part("run", "methods and seeds", len(names) * seeds) as part,
         ):
+            part.say("loading the data")
+            with told_to(part.tell):  # once: all runs have the same
+                loaded = load_dataset(chosen[0][0].data, chosen[0][0].input_shape)
             for number, (name, experiments) in enumerate(zip(names, chosen, strict=True)):
                 runs: list[list[RoundRecord]] = []
                 for turn, experiment in enumerate(experiments):
@@ -111,6 +116,7 @@ def compare_command(
                         on_device=lambda number, turn: None,
                         on_text=part.say,
                         on_line=part.tell,
+                        data=loaded,
                         workers=workers,
                     )
                     runs.append(records)

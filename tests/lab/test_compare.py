@@ -44,6 +44,11 @@ def test_the_runs_are_those_of_lab_run(compared: tuple[str, dict, str], tmp_path
     assert [record["all_classes"]["head"] for record in records] == found["methods"][1]["all_classes"][1]
 
 
+def test_images_are_decoded_once_for_all_runs(compared: tuple[str, dict, str]) -> None:
+    text, _, _ = compared
+    assert text.count("decoding 6,000 images") == 1
+
+
 def test_the_table_has_the_spread_and_the_paired_difference(compared: tuple[str, dict, str]) -> None:
     text, found, _ = compared
     ncm, fedavg = (np.array(each["all_classes"])[:, -1] for each in found["methods"])
