@@ -103,7 +103,7 @@ def cost_command(
         text = topology_text(topology_rows(step_cost(subject, array).layers))
         write_text(scalesim_csv, text, option="--scalesim-csv")
     if rtl is not None and verilog is not None:
-        write_rtl(rtl, verilog, takes=in_words(resources_of(array, chip), chip))
+        write_rtl(rtl, verilog, takes=in_words(resources_of(array, chip), chip), family=chip.family or "xc7")
     _show(report, beside(json_file))
 
 

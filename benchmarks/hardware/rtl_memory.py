@@ -102,7 +102,7 @@ def main() -> int:
     for key, group in _groups(settings).items():
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            compile_memory(RtlArray(*key, address=_ADDRESS, bytes_per_cycle=Fraction(_BUS)), Path(folder))
+            compile_memory(RtlArray(*key, 8, _ADDRESS, Fraction(_BUS), max(BUFFERS)), Path(folder))
             found = [simulated(setting, Path(folder), seed) for seed, setting in enumerate(group)]
         counted += found
         wrong = [(s, said, c) for s, said, c in zip(group, models(group), found, strict=True) if said != c]

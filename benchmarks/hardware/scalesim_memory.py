@@ -68,7 +68,7 @@ def settings() -> Iterator[Setting]:
 def counted(folder: Path) -> Iterator[tuple[Setting, list[int]]]:
     """The 27 settings and what the Verilog counts of each, compiled in `folder`."""
     for kind in ("os", "ws"):
-        compile_memory(RtlArray(ROWS, COLS, kind, address=14, bytes_per_cycle=Fraction(max(BANDWIDTHS))), folder / kind)
+        compile_memory(RtlArray(ROWS, COLS, kind, 8, 14, Fraction(max(BANDWIDTHS)), BUFFER_BYTES), folder / kind)
     for setting in settings():
         home = folder / ("os" if setting.array.dataflow == "os" else "ws")
         yield setting, simulated(setting, home, SHAPES.index(setting.shape))

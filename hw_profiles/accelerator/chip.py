@@ -3,8 +3,10 @@
 Cells, control and counters are counted by Yosys' synthesis of the Verilog in `rtl/`; `rtl_resources.json`, which
 `python -m benchmarks.hardware.rtl_resources --table` writes, has whole accelerators of several sizes. Between and
 beyond them stands `a + b·rows + c·cols + d·rows·cols`, none of them negative, fitted by relative error, rounded up.
-Buffers are counted in halves of block RAM: a bank for each row and each column of operands and each column of results,
-as in the Verilog.
+What an array behind a DMA takes beside that (DMA, walkers, the ports of its buffers) is counted at the smallest array
+and with a bus of one byte: a larger or faster one takes more, so what is refused is so rightly.
+Buffers are counted in halves of block RAM, as in the Verilog: a bank for each row and each column of operands, and two
+for each column of results; four in ws and is, where the array reads sums beside the DMA.
 
 The Verilog is in integers of 8 bits. Of an array in floating point only the DSP blocks of its multipliers are counted,
 as an assumption (`precisions.dsps_per_mac`); its look-up tables and flip-flops are unknown, None, and limit nothing.
@@ -16,7 +18,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import combinations
 from typing import Any
@@ -32,8 +34,8 @@ from protofleet.hw_profiles.latency.precisions import PRECISIONS
 from protofleet.hw_profiles.units import digits
 
 __all__ = [
-    "Chip", "Excess", "Resources", "bank_halves", "check_buildable", "check_option", "chip_of", "excess_of",
-    "fit_counts", "in_words", "resources_of", "share_of", "synthesised",
+    "Chip", "Excess", "Resources", "bank_halves", "behind_dma", "check_buildable", "check_option", "chip_of",
+    "excess_of", "fit_counts", "in_words", "resources_of", "share_of", "synthesised",
 ]  # fmt: skip
 
 _SUM_BYTES = 4
@@ -112,8 +114,11 @@ def resources_of(array: Array, chip: Chip) -> Resources:
     each = PRECISIONS[array.precision].dsps_per_mac
     dsps = each * array.rows * array.cols if each is not None else None
     halves = _buffer_halves(array, chip)
-    if array.precision != _COUNTED or not chip.family:
+    if not chip.family:
         return Resources(dsps, None, None, halves)
+    if array.precision != _COUNTED:  # the DMA and the walkers are integer, whatever the cells are
+        beside = behind_dma(chip.family, array.dataflow)["dsp_slices"]
+        return Resources(None if dsps is None else dsps + beside, None, None, halves)
     counted = synthesised(chip.family, array.dataflow, array.rows, array.cols)
     return Resources(counted["dsp_slices"], counted["luts"], counted["flip_flops"], halves)
 
@@ -207,31 +212,55 @@ def bank_halves(width_bits: int, numbers: int) -> int:
 
 
 def _buffer_halves(array: Array, chip: Chip) -> int:
-    """Halves of all banks: a third of the memory for each operand and the results. All of the chip's is all blocks."""
-    banks = array.rows + 2 * array.cols
+    """Halves of all banks: a third of the memory for each operand and the results, in two halves of a buffer, which
+    are one bank of an operand and two of results, each twice in ws and is. All of the chip's is all blocks.
+    """
+    copies = 2 if array.dataflow == "os" else 4
+    banks = array.rows + (1 + copies) * array.cols
     if chip.has.block_ram_halves is not None and array.sram_bytes == chip.sram_bytes:
         return max(chip.has.block_ram_halves, banks)
-    share, wide = array.sram_bytes // 3, array.float_bytes
-    left = bank_halves(8 * wide, max(1, share // (array.rows * wide)))
-    top = bank_halves(8 * wide, max(1, share // (array.cols * wide)))
-    results = bank_halves(8 * _SUM_BYTES, max(1, share // (array.cols * _SUM_BYTES)))
-    return array.rows * left + array.cols * (top + results)
+    wide, holds = array.float_bytes, array.behind.buffers  # numbers in one half of a buffer
+    left, top = (bank_halves(8 * wide, max(1, 2 * numbers)) for numbers in (holds.left, holds.top))
+    results = bank_halves(8 * _SUM_BYTES, max(1, holds.results))
+    return array.rows * left + array.cols * (top + copies * results)
 
 
 @lru_cache(maxsize=65_536)
 def synthesised(family: str, dataflow: str, rows: int, cols: int) -> Mapping[str, int]:
-    """DSP blocks, look-up tables and flip-flops of a whole accelerator without the memory of its buffers.
+    """DSP blocks, look-up tables and flip-flops of an array behind its DMA, without the memory of its buffers.
 
     Raises:
         UsageError: a family that is not in the table.
     """
     fits, names = _fits()
-    array = "os" if dataflow == "os" else "ws"  # `is` has the cells of ws
-    if (family, array) not in fits:
-        known = sorted({name for name, _ in fits})
+    beside = behind_dma(family, dataflow)
+    values = _terms(rows, cols) @ fits[family, _cells(dataflow)]
+    return {name: math.ceil(value - 1e-6) + beside[name] for name, value in zip(names, values, strict=True)}
+
+
+@cache
+def behind_dma(family: str, dataflow: str) -> Mapping[str, int]:
+    """DSP blocks, look-up tables and flip-flops that a DMA, walkers and ports of buffers take at the least.
+
+    Raises:
+        UsageError: a family that is not in the table.
+    """
+    table = _table()
+    names = table["counts"][:3]
+    alone = {tuple(row[:4]): row[4] for row in table["accelerators"]}
+    more = [
+        [with_dma - without for with_dma, without in zip(counts, alone[family, _cells(dataflow), *size], strict=True)]
+        for name, array, *size, counts in table["behind_dma"]
+        if (name, array) == (family, _cells(dataflow))
+    ]
+    if not more:
+        known = sorted({row[0] for row in table["behind_dma"]})
         raise UsageError("family of the FPGA", expected=" or ".join(known), got=family)
-    values = _terms(rows, cols) @ fits[family, array]
-    return {name: math.ceil(value - 1e-6) for name, value in zip(names, values, strict=True)}
+    return {name: min(each) for name, each in zip(names, list(zip(*more, strict=True))[:3], strict=True)}
+
+
+def _cells(dataflow: str) -> str:
+    return "os" if dataflow == "os" else "ws"  # `is` has the cells of ws
 
 
 def _terms(rows: int, cols: int) -> NDArray[np.float64]:
@@ -254,8 +283,14 @@ def _least_squares(terms: NDArray[np.float64], counts: NDArray[np.float64]) -> N
 @lru_cache(maxsize=1)
 def _fits() -> tuple[dict[tuple[str, str], NDArray[np.float64]], list[str]]:
     """For each family and array what `fit_counts` finds, and the names of what is counted."""
-    table: dict[str, Any] = json.loads((files(__package__) / "rtl_resources.json").read_text(encoding="utf-8"))
+    table = _table()
     return fit_counts(table["accelerators"]), table["counts"][:3]
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((files(__package__) / "rtl_resources.json").read_text(encoding="utf-8"))
+    return table
 
 
 def fit_counts(counted: Sequence[Any]) -> dict[tuple[str, str], NDArray[np.float64]]:

@@ -9,6 +9,7 @@ the second has to be told of a product, its plan and the DMA's rate, is in `memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,14 +29,15 @@ from protofleet.hw_profiles.accelerator.systolic import gemm_cycles, sram_traffi
 
 __all__ = [
     "SIMULATE", "SIMULATE_MEMORY", "SOURCES", "RtlArray", "memory_arguments", "product_files", "random_product",
-    "rtl_array", "write_rtl",
+    "rtl_array", "synthesis", "write_rtl",
 ]  # fmt: skip
 
 _CELLS = ("array_os.v", "array_stationary.v", "skew.v")
 _ALONE = (*_CELLS, "accelerator.v", "bank.v", "testbench.v")
-_BEHIND = (*_CELLS, "dma.v", "memory_system.v", "memory_testbench.v", "walker.v", "wide_bank.v")
+_BEHIND = (*_CELLS, "bank.v", "dma.v", "memory_system.v", "memory_testbench.v", "walker.v", "wide_bank.v")
 SOURCES = tuple(sorted({*_ALONE, *_BEHIND}))
 _VERILATOR = "verilator --binary -O3 -Wno-fatal -Wno-lint"
+_READ_MEMORY = "read_verilog " + " ".join(sorted({*_BEHIND} - {"memory_testbench.v"}))  # for Yosys
 SIMULATE = f"{_VERILATOR} --top-module testbench " + " ".join(sorted(_ALONE))
 SIMULATE_MEMORY = f"{_VERILATOR} --top-module memory_testbench --Mdir memory " + " ".join(sorted(_BEHIND))
 _KEPT: Mapping[str, int] = MappingProxyType({"os": 0, "ws": 1, "is": 2})  # the test bench's name of a dataflow
@@ -67,8 +69,8 @@ class RtlArray:
 
     @property
     def bus(self) -> int:
-        """Bytes that the DMA's bus takes in one cycle."""
-        return -(-self.bytes_per_cycle.numerator // self.bytes_per_cycle.denominator)
+        """Bytes that the DMA's bus takes in one cycle: a power of two, since banks are cut into as many parts."""
+        return 1 << (math.ceil(self.bytes_per_cycle) - 1).bit_length()
 
     @property
     def behind(self) -> Behind:
@@ -83,7 +85,7 @@ class RtlArray:
         kept = named(_KEPT, self.dataflow, "dataflow in Verilog")
         values = {"ROWS": self.rows, "COLS": self.cols, "WIDTH": self.width, "SUM": _SUM_BITS, "ADDRESS": self.address}
         told = {name.upper(): value for name, value in memory_arguments(m, n, k, self.behind).items()}
-        lines = {**values, "BUS": self.bus, "KEPT": kept, **told}
+        lines = {**values, "BUS": self.bus, "KEPT": kept, **told, "RESULTS_HALF": self.behind.buffers.results}
         words = f"// {self.rows} x {self.cols} cells of {self.width} bits, dataflow {self.dataflow}\n"
         return words + "".join(f"`define {name} {value}\n" for name, value in lines.items())
 
@@ -162,11 +164,12 @@ def _hex(values: _Integers, bits: int) -> str:
     return "".join(f"{int(v) & ((1 << bits) - 1):0{bits // 4}x}\n" for v in values.ravel())
 
 
-def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl", takes: str = "") -> None:
+def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl", takes: str = "", family: str = "xc7") -> None:
     """Write the array's Verilog, its test bench, a product to try, and a README into `folder`.
 
     Args:
         takes: what the array takes of a chip, in words, for the README.
+        family: of the chip, as Yosys names it.
 
     Raises:
         UsageError: the folder or a file cannot be written.
@@ -178,12 +181,12 @@ def write_rtl(folder: Path, array: RtlArray, *, option: str = "--rtl", takes: st
         raise UsageError(option, expected="a folder that can be written", got=f"{folder}: {error.strerror}") from None
     texts = {name: (files(__package__) / "rtl" / name).read_text() for name in SOURCES}
     texts |= product_files(*random_product(m, n, k, array.width), array.width)
-    texts |= {"parameters.vh": array.parameters(m, n, k), "README.md": _readme(array, m, n, k, takes)}
+    texts |= {"parameters.vh": array.parameters(m, n, k), "README.md": _readme(array, m, n, k, takes, family)}
     for name, text in texts.items():
         write_text(folder / name, text, option=option)
 
 
-def _readme(array: RtlArray, m: int, n: int, k: int, takes: str) -> str:
+def _readme(array: RtlArray, m: int, n: int, k: int, takes: str, family: str) -> str:
     shape = {"rows": array.rows, "cols": array.cols, "dataflow": array.dataflow}
     cycles = gemm_cycles(m, n, k, **shape) + 1  # type: ignore[arg-type]
     first, second, written = sram_traffic(m, n, k, **shape)  # type: ignore[arg-type]
@@ -216,15 +219,22 @@ The model says of this product: {memory.compute_cycles} cycles computing, {memor
 Where Protofleet is installed, `rtl_files.memory_arguments` names them for a product. An operand that lies transposed
 in DRAM is `+ta=1`, `+tb=1`.
 
-{f"{takes}{chr(10)}{chr(10)}" if takes else ""}Resources, with Yosys:
+{f"{takes}{chr(10)}{chr(10)}" if takes else ""}`memory_system.v` counted by Yosys, with its DMA and buffers:
 
-    yosys -p "read_verilog accelerator.v array_os.v array_stationary.v bank.v skew.v; \\
-      chparam -set ROWS {array.rows} -set COLS {array.cols} {_top(array)}; \\
-      synth_xilinx -family xc7 -top {_top(array)}; stat"
+    yosys -p "{synthesis(array, family)}; stat"
 
 Not in it: what a DDR memory needs beside its bandwidth (latency, refresh, rows that open and close).
 """
 
 
-def _top(array: RtlArray) -> str:
-    return "array_os" if array.dataflow == "os" else "array_stationary"
+def synthesis(array: RtlArray, family: str) -> str:
+    """Yosys' script of the array behind its DMA, with its buffers, for a chip of this family, in a written folder."""
+    halves = array.behind.buffers
+    sizes = {
+        "ROWS": array.rows, "COLS": array.cols, "WIDTH": array.width, "STATIONARY": int(array.dataflow != "os"),
+        "ADDRESS": array.address, "BUS": array.bus, "LEFT_HALF": halves.left, "TOP_HALF": halves.top,
+        "RESULTS_HALF": halves.results,
+    }  # fmt: skip
+    chosen = " ".join(f"-set {name} {value}" for name, value in sizes.items())
+    synth = f"synth_xilinx -family {family} -flatten -noiopad -noclkbuf -top memory_system"
+    return f"{_READ_MEMORY}; chparam {chosen} memory_system; {synth}"

@@ -146,6 +146,8 @@ def _assumptions() -> list[str]:
         "clocks nor the registers in the cells are counted: it compares arrays, and is no battery's bill",
         "DSP blocks, look-up tables and flip-flops of int8 are from Yosys' synthesis of the Verilog; of bf16 and fp32 "
         "only DSP blocks are known, as an assumption (1 and 5 of each cell), so their share of the chip is too small",
-        "block RAM: a bank for each row and column, a third of the on-chip memory for each operand and the results",
+        "block RAM: a bank for each row and column of operands, two for each column of results, four in ws and is; a "
+        "third of the on-chip memory for each operand and the results",
+        "a DMA of one byte a cycle on 2x2 cells is in these counts: a wider bus and more cells take more of it",
         "int8 answers are not those of fp32, and methods do not learn the same: neither is in these figures",
     ]

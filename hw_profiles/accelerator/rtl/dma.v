@@ -11,7 +11,9 @@ module dma #(parameter ADDRESS = 16, parameter BUS = 1) (
   output reg [BUS-1:0] moves,                   // which words of the bus are used in this cycle
   output reg [BUS*32-1:0] lane, address,
   output reg [BUS*ADDRESS-1:0] bank_address,
-  output reg [31:0] moved
+  output reg [31:0] moved,
+  output reg [BUS*32-1:0] ahead_lane,           // what the next cycle's words are, as far as they are moved
+  output reg [BUS*ADDRESS-1:0] ahead_bank_address
 );
   reg [31:0] remaining, credit, row, at, price, size, strides_lane, strides_depth, row_address, begin_address;
   reg [ADDRESS-1:0] bank_from;
@@ -46,6 +48,25 @@ module dma #(parameter ADDRESS = 16, parameter BUS = 1) (
     next_address = now_address;
   end
   assign last = !active || moved == remaining;
+
+  // banks are read a cycle ahead
+  reg [31:0] ahead_row, ahead_at, ahead_size;
+  reg [ADDRESS-1:0] ahead_from;
+  integer a;
+  always @* begin
+    ahead_row = take ? 0 : next_row;
+    ahead_at = take ? 0 : next_at;
+    ahead_size = take ? depth : size;
+    ahead_from = take ? to : bank_from;
+    for (a = 0; a < BUS; a = a + 1) begin
+      ahead_lane[a*32 +: 32] = ahead_row;
+      ahead_bank_address[a*ADDRESS +: ADDRESS] = ahead_from + ahead_at[ADDRESS-1:0];
+      if (ahead_at + 1 == ahead_size) begin
+        ahead_at = 0;
+        ahead_row = ahead_row + 1;
+      end else ahead_at = ahead_at + 1;
+    end
+  end
   always @(posedge clk) begin
     if (reset) active <= 0;
     else if (take) begin

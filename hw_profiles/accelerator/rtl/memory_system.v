@@ -10,7 +10,9 @@
 // Left lanes are rows m (os) or k (ws), top lanes columns n. `is` is ws of the transposed product.
 module memory_system #(
   parameter ROWS = 8, parameter COLS = 8, parameter WIDTH = 8, parameter SUM = 32,
-  parameter STATIONARY = 0, parameter ADDRESS = 16, parameter BUS = 1
+  parameter STATIONARY = 0, parameter ADDRESS = 16, parameter BUS = 1,    // words, a power of two
+  parameter LEFT_HALF = 1 << (ADDRESS-1), parameter TOP_HALF = 1 << (ADDRESS-1), // numbers in half a bank
+  parameter RESULTS_HALF = 1 << (ADDRESS-1)
 ) (
   input clk, reset, start,
   input [31:0] m, n, k,
@@ -19,7 +21,7 @@ module memory_system #(
   input keeps_left,                       // os: left tiles are kept, not top ones; ws: all of the left operand stays
   input reloads,                          // os: no tile of either is kept
   input spills,                           // ws: results leave after each step
-  input [31:0] left_half, top_half,       // numbers in half a bank
+  input [31:0] left_half, top_half,       // where the second half of a bank begins: at most LEFT_HALF, TOP_HALF
   // the DMA: rate / per words a cycle; of a finished result so many words leave, 1 is its sum >> shift, saturated
   input [31:0] rate, per, result_words, shift,
   input [31:0] left_m, left_k, top_n, top_k, result_m, result_n, // strides in DRAM
@@ -149,6 +151,8 @@ module memory_system #(
   wire [BUS*32-1:0] lane;
   wire [BUS*ADDRESS-1:0] bank_address;
   wire [31:0] moved;
+  wire [BUS*32-1:0] ahead_lane;
+  wire [BUS*ADDRESS-1:0] ahead_bank_address;
   reg [1:0] kind;
   reg dma_half, whole;
   reg second;                               // of this step's two operands
@@ -221,7 +225,7 @@ module memory_system #(
     .depth_stride(is_load ? (l_left ? (STATIONARY ? left_m : left_k) : top_k) : result_m),
     .to(is_load ? l_to[ADDRESS-1:0] : next_kind == PARTIAL ? {ADDRESS{1'b0}} : s_slot[ADDRESS-1:0]),
     .active(moving), .last(transfer_last), .moves(moves), .lane(lane), .address(address),
-    .bank_address(bank_address), .moved(moved));
+    .bank_address(bank_address), .moved(moved), .ahead_lane(ahead_lane), .ahead_bank_address(ahead_bank_address));
   wire transfer_ends = moving && transfer_last;
   always @(posedge clk) begin
     if (start) begin
@@ -262,7 +266,8 @@ module memory_system #(
       for (b = 0; b < BUS; b = b + 1) begin : word
         assign fill[b] = moves[b] && kind == LEFT && lane[b*32 +: 32] == i;
       end
-      operand_bank #(WIDTH, ADDRESS, BUS) half (clk, left_address[ADDRESS-1:0], data, fill, bank_address, operands);
+      operand_bank #(WIDTH, ADDRESS, 2*LEFT_HALF, BUS) halves (
+        clk, left_address[ADDRESS-1:0], data, fill, bank_address, operands);
       assign left[i*WIDTH +: WIDTH] = feeding && i < live_rows ? data : {WIDTH{1'b0}};
     end
     for (j = 0; j < COLS; j = j + 1) begin : top_banks
@@ -271,7 +276,8 @@ module memory_system #(
       for (b = 0; b < BUS; b = b + 1) begin : word
         assign fill[b] = moves[b] && kind == TOP && lane[b*32 +: 32] == j;
       end
-      operand_bank #(WIDTH, ADDRESS, BUS) half (clk, top_address[ADDRESS-1:0], data, fill, bank_address, operands);
+      operand_bank #(WIDTH, ADDRESS, 2*TOP_HALF, BUS) halves (
+        clk, top_address[ADDRESS-1:0], data, fill, bank_address, operands);
       assign top[j*WIDTH +: WIDTH] = top_live && j < live_cols ? data : {WIDTH{1'b0}};
     end
   endgenerate
@@ -289,14 +295,15 @@ module memory_system #(
     for (j = 0; j < COLS; j = j + 1) begin : result_banks
       wire signed [SUM-1:0] kept_sum [0:1];
       for (i = 0; i < 2; i = i + 1) begin : halves
-        wire [BUS-1:0] fill;
+        wire [BUS-1:0] fill, empty;
         for (b = 0; b < BUS; b = b + 1) begin : word
           assign fill[b] = moves[b] && kind == PARTIAL && dma_half == i && lane[b*32 +: 32] == j;
+          assign empty[b] = ahead_lane[b*32 +: 32] == j;
         end
-        result_bank #(SUM, ADDRESS, BUS) bank (
+        result_bank #(SUM, ADDRESS, RESULTS_HALF, BUS, STATIONARY) bank (
           clk, read_at[j*ADDRESS +: ADDRESS], kept_sum[i],
           result_write[j] && result_half[j] == i, write_at[j*ADDRESS +: ADDRESS], sums[j*SUM +: SUM],
-          fill, bank_address, read_data, leaving[(j*2+i)*BUS*SUM +: BUS*SUM]);
+          fill, bank_address, read_data, empty, ahead_bank_address, leaving[(j*2+i)*BUS*SUM +: BUS*SUM]);
       end
       assign so_far[j*SUM +: SUM] = kept_sum[so_far_half[j]];
     end
@@ -391,7 +398,8 @@ module memory_system #(
   always @* begin
     number = 0;
     for (w = 0; w < BUS; w = w + 1) begin
-      number = leaving[((lane[w*32 +: 32] % COLS)*2 + {31'b0, dma_half})*BUS*SUM + w*SUM +: SUM];
+      number = leaving[(((lane[w*32 +: 32] % COLS)*2 + {31'b0, dma_half})*BUS
+                        + (bank_address[w*ADDRESS +: ADDRESS] & (BUS-1)))*SUM +: SUM];
       if (whole && result_words == 1) begin
         number = number >>> shift;
         number = number > MOST ? MOST : number < LEAST ? LEAST : number;

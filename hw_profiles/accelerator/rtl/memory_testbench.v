@@ -27,7 +27,8 @@ module memory_testbench;
   wire [63:0] left_words, top_words, result_words_out, partial_words;
 
   memory_system #(.ROWS(`ROWS), .COLS(`COLS), .WIDTH(`WIDTH), .SUM(`SUM), .STATIONARY(STATIONARY),
-                  .ADDRESS(`ADDRESS), .BUS(`BUS)) dut (
+                  .ADDRESS(`ADDRESS), .BUS(`BUS),
+                  .LEFT_HALF(`LEFT_HALF), .TOP_HALF(`TOP_HALF), .RESULTS_HALF(`RESULTS_HALF)) dut (
     .clk(clk), .reset(reset), .start(start), .m(rows), .n(cols), .k(k),
     .kept_tiles(kept_tiles), .streamed_tiles(streamed_tiles), .block(block), .chunk(chunk), .chunks(chunks),
     .keeps_left(keeps_left[0]), .reloads(reloads[0]), .spills(spills[0]), .left_half(left_half), .top_half(top_half),
@@ -74,6 +75,8 @@ module memory_testbench;
     if (!$value$plusargs("result_words=%d", result_words)) result_words = `RESULT_WORDS;
     if (!$value$plusargs("shift=%d", shift)) shift = 8;
     if (rate > `BUS * per) $fatal(1, "a bus of %0d words is narrower than %0d / %0d words a cycle", `BUS, rate, per);
+    if (left_half > `LEFT_HALF || top_half > `TOP_HALF)
+      $fatal(1, "half a bank holds %0d and %0d numbers", `LEFT_HALF, `TOP_HALF);
     $readmemh({dir, "/first.hex"}, first, 0, m*k-1);
     $readmemh({dir, "/second.hex"}, second, 0, k*n-1);
     $readmemh({dir, "/expected.hex"}, expected, 0, m*n-1);

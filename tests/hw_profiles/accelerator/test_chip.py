@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from protofleet.contract.errors import UsageError
 from protofleet.hw_profiles.accelerator.chip import (
     bank_halves,
+    behind_dma,
     check_buildable,
     chip_of,
     excess_of,
@@ -41,10 +42,40 @@ def test_the_array_of_a_shipped_file_is_let_through_and_all_but_the_papers_can_b
 @pytest.mark.parametrize("row", TABLE["accelerators"], ids=lambda row: "-".join(map(str, row[:4])))
 def test_the_fit_gives_back_what_yosys_counted(row):
     family, dataflow, rows, cols, counts = row
-    fitted = synthesised(family, dataflow, rows, cols)
-    assert fitted["dsp_slices"] == counts[0] == rows * cols
+    fitted, beside = synthesised(family, dataflow, rows, cols), behind_dma(family, dataflow)
+    assert fitted["dsp_slices"] - beside["dsp_slices"] == counts[0] == rows * cols
     for name, counted in zip(TABLE["counts"][1:3], counts[1:3], strict=True):
-        assert fitted[name] == pytest.approx(counted, rel=0.14), name
+        assert fitted[name] - beside[name] == pytest.approx(counted, rel=0.14), name
+
+
+@pytest.mark.parametrize("row", TABLE["behind_dma"], ids=lambda row: "-".join(map(str, row[:4])))
+def test_an_array_behind_a_dma_takes_no_less_than_what_is_said(row):
+    family, dataflow, rows, cols, counts = row
+    fitted = synthesised(family, dataflow, rows, cols)
+    assert fitted["dsp_slices"] == counts[0] > rows * cols
+    for name, counted in zip(TABLE["counts"][1:3], counts[1:3], strict=True):
+        assert 0.9 * counted < fitted[name] <= 1.02 * counted, name
+    copies = 2 if dataflow == "os" else 4
+    assert counts[3] == (rows + cols) * bank_halves(8, 2_048) + copies * cols * bank_halves(32, 256)
+
+
+def test_what_the_dma_takes_decides_whether_an_array_fits():
+    chip = chip_of(DEVICES["fpga-kv260"])
+    array = replace(array_of(DEVICES["fpga-kv260"], precision="int8"), rows=39, cols=32)
+    assert array.rows * array.cols <= chip.has.dsp_slices
+    excess = excess_of(array, chip)
+    assert excess is not None
+    assert (excess.name, excess.wanted) == ("DSP blocks", 39 * 32 + behind_dma("xcup", "os")["dsp_slices"])
+
+
+@pytest.mark.parametrize(("dataflow", "copies"), [("os", 2), ("ws", 4), ("is", 4)])
+def test_buffers_are_counted_as_the_verilog_has_them(dataflow, copies):
+    """2,048 numbers in a bank of an operand, 256 in each of those of a column's results."""
+    device = DEVICES["fpga-kv260"]
+    array = array_of(device, precision="int8", dataflow=dataflow)
+    array = replace(array, rows=4, cols=4, sram_bytes=3 * 4 * 2_048)
+    halves = resources_of(array, chip_of(device)).block_ram_halves
+    assert halves == 8 * bank_halves(8, 2_048) + copies * 4 * bank_halves(32, 256)
 
 
 def test_the_largest_arrays_are_foretold_by_the_smaller():

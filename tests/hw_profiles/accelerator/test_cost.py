@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 from page_checks import check_page
@@ -32,6 +33,8 @@ from protofleet.hw_profiles.workload.calibration_step import (
 from protofleet.hw_profiles.workload.from_onnx import read_workload
 from protofleet.hw_profiles.workload.paper_networks import build_network
 from protofleet.hw_profiles.workload.training_step import training_step
+
+PHASES = ("forward", "input_gradient", "weight_gradient", "update", "statistic")
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +225,35 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
     assert files["csv"].read_text().count("\n") > 20
 
 
+def test_the_page_shows_each_layers_own_stalled_cycles(tmp_path):
+    files = [tmp_path / "cost.json", tmp_path / "cost.html"]
+    command = ["cost", "spherefed_convnet", "--classes", "10", "--batch", "8", "--precision", "bf16"]
+    assert main([*command, "--json", str(files[0]), "--html", str(files[1])]) == 0
+    layers = json.loads(files[0].read_text())["layers"]
+    stalled = [layer["stall_cycles"] for layer in layers]
+    for name in ("cycles", "array_cycles", "vector_cycles", "dram_cycles", "sram_reads", "dram_bytes"):
+        assert stalled != [layer[name] for layer in layers], name
+    assert len(set(stalled)) > 12
+    by_phase = [layer for phase in PHASES for layer in layers if layer["phase"] == phase]
+    longest = sorted(layers, key=lambda layer: -layer["cycles"])[:12]
+    names, shown = _cells(files[1].read_text(), "stalled")
+    assert names == [layer["name"] for layer in (*longest, *by_phase)]
+    assert shown == [f"{layer['stall_cycles']:,}" for layer in (*longest, *by_phase)]
+
+
+def _cells(html, column):
+    """Of all tables with this column, under its heading: each row's first cell, and the cell of the column."""
+    names, cells = [], []
+    for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        rows = [
+            re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+        ]
+        if column in rows[0]:
+            names += [row[0] for row in rows[1:]]
+            cells += [row[rows[0].index(column)] for row in rows[1:]]
+    return names, cells
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -251,11 +283,11 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
         (
             ["spherefed_convnet", "--rows", "256", "--cols", "256", "--mhz", "1000"],
             "error: 256 x 256 fp32 cells at 1000 MHz on fpga-vc707-32x64: DSP blocks, expected at most 2,800 on the "
-            "chip, got 327,680",
+            "chip, got 327,742",
         ),
         (
             ["spherefed_convnet", "--rows", "64", "--precision", "bf16"],
-            "DSP blocks, expected at most 2,800 on the chip, got 4,096, try fewer --rows or --cols, or a",
+            "DSP blocks, expected at most 2,800 on the chip, got 4,158, try fewer --rows or --cols, or a",
         ),
         (["spherefed_convnet", "--mhz", "1000", "--rows", "8"], "clock, expected at most 543.77 MHz, its block RAM's"),
         (["spherefed_convnet", "--sram", "16MiB"], "on-chip memory, expected at most 4,746,240 bytes of block RAM"),
@@ -265,7 +297,7 @@ def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):
         ),
         (
             ["spherefed_convnet", "--device", "fpga-kv260", "--rows", "64", "--cols", "32", "--precision", "int8"],
-            "DSP blocks, expected at most 1,248 on the chip, got 2,048",
+            "DSP blocks, expected at most 1,248 on the chip, got 2,110",
         ),
         (
             [

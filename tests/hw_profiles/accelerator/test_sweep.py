@@ -110,6 +110,14 @@ def test_energies_are_the_published_ones():
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.parametrize(("rows", "cols", "result_pj"), [(4, 16, 2.5), (16, 4, 5.0)])
+def test_energies_are_those_of_the_larger_operands_bank_and_of_a_columns_results(rows, cols, result_pj):
+    """A third of 96 KiB each: 8 KiB in each of four banks, 2 KiB in each of sixteen."""
+    each = energies("int8", 1, 96 << 10, rows, cols)
+    assert each.operand_pj == pytest.approx(10 / 8)
+    assert each.result_pj == pytest.approx(result_pj)
+
+
 def test_fronts_are_within_one_method_and_hold_what_nothing_beats(found):
     points = [point for point in found.points if not point.published]
     for name in AXES.method:
@@ -207,7 +215,7 @@ def test_the_command_writes_csv_and_json(tmp_path, capsys):
     ("arguments", "line"),
     [
         (["--rows", "256", "--cols", "256", "--mhz", "1000"], "expected an array that fpga-vc707-32x64 can hold, got"),
-        (["--rows", "4096", "--cols", "4096"], "got DSP blocks: 4096 x 4096 int8 at 100 MHz: 16,777,216 where 2,800"),
+        (["--rows", "4096", "--cols", "4096"], "got DSP blocks: 4096 x 4096 int8 at 100 MHz: 16,777,278 where 2,800"),
         (["--rows", "8,x"], "error: --rows, expected whole numbers from 1 to 4096, with commas between, got x"),
         (["--mhz", "-1"], "error: --mhz, expected a number from 1 to 5000 MHz, got -1"),
         (["--mhz", "100,x"], "error: --mhz, expected numbers, with commas between, got x"),

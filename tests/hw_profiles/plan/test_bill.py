@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from protofleet.contract.methods import METHODS
 from protofleet.hw_profiles.devices.schema import load_devices
 from protofleet.hw_profiles.latency.predict import predict
 from protofleet.hw_profiles.plan.bill import Bill, bill
+from protofleet.hw_profiles.plan.choice import cheapest, choices
 from protofleet.hw_profiles.plan.device_work import way_work
 from protofleet.hw_profiles.plan.fleet_file import Fleet, parse_fleet
 from protofleet.hw_profiles.plan.report import plan_report
@@ -187,6 +189,32 @@ def test_without_ground_there_are_no_seconds_no_joules_and_no_money_and_nothing_
     assert report["taken"] is None
     assert report["sentence"].startswith("No choice is known to meet the goal.")
     assert group["megabytes_a_month"]["value"] > 0  # what is known is still said
+
+
+def test_a_round_fits_the_day_where_even_its_upper_bound_ends_before_the_next_begins() -> None:
+    found = bill_of(fleet_of())
+    assert found.round_s is not None
+    value, high = found.round_s.value, found.round_s.high
+    assert value < high
+    assert replace(found, rounds_a_day=0.999 * 86_400 / high).fits_the_day is True
+    assert replace(found, rounds_a_day=2 * 86_400 / (value + high)).fits_the_day is False
+    assert replace(found, round_s=None).fits_the_day is None
+
+
+def test_a_fleet_is_done_when_the_round_that_opens_last_has_ended() -> None:
+    (choice,) = choices(fleet_of())
+    (round_s,) = (one.round_s for one in choice.bills)
+    assert round_s is not None
+    assert choice.finish_h is not None
+    for name in ("value", "low", "high"):
+        hours = 2 * 24 / 4 + getattr(round_s, name) / 3600  # the third of three rounds, four a day
+        assert getattr(choice.finish_h, name) == pytest.approx(hours)
+
+
+def test_what_meets_the_goal_for_money_that_nobody_knows_is_not_taken() -> None:
+    found = choices(fleet_of(stays_connected=False, boards={}, goal={"accuracy": 0.5, "deadline_h": 1000}))
+    assert [(one.meets, one.money) for one in found] == [("yes", None)]
+    assert cheapest(found) is None
 
 
 def test_the_cheapest_that_meets_accuracy_and_deadline_is_taken() -> None:
