@@ -208,11 +208,12 @@ def _plot(found: Sequence[Compared]) -> str:
         kind = _KINDS[place % len(_KINDS)]
         first = most.index(each.rounds[0]) if each.rounds[0] in most else 0
         lines.append(
-            Line(each.method, kind, values.mean(axis=0).tolist(), first, dashed=place >= len(_KINDS), band=band)
+            Line(_short(each.method), kind, values.mean(axis=0).tolist(), first, dashed=place >= len(_KINDS), band=band)
         )
     seeds = len(found[0].accuracy)
     title = f"Right on all classes, mean of {seeds} seed{'s' * (seeds > 1)}; bands are a standard deviation"
-    return standalone(curves(lines, [str(number) for number in most], title))
+    axis = f"after round; mean and deviation of {seeds} seeds" if seeds > 1 else "after round; one seed"
+    return standalone(curves(lines, [str(number) for number in most], title, axis=axis))
 
 
 def _told(found: Sequence[Compared], seeds: Sequence[int]) -> dict[str, object]:
