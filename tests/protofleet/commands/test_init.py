@@ -43,12 +43,14 @@ def photos(root: Path, labels: dict[str, int], px: int = 48) -> Path:
 def test_photos_become_a_fleet_whose_device_answers_about_one_that_was_not_shown(tmp_path: Path) -> None:
     root, out = photos(tmp_path / "my photos", dict.fromkeys(COLOURS, 6)), tmp_path / "fleet"
     (root / "red box" / "half.png").write_bytes((root / "red box" / "0 of 6.png").read_bytes()[:300])
+    (root / "red box" / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     listen = f"127.0.0.1:{free_port()}"
     without = "import sys; sys.modules['torch'] = sys.modules['onnx'] = None"
     done = run_process("init", root, "--out", out, "--listen", listen, "--run", code=without, HOME=str(tmp_path / "no"))
     assert done.returncode == 0, done.stderr
     assert "18 photos of 3 classes" in done.stderr
-    assert "1 file cannot be read and will be left out (red box/half.png" in done.stderr
+    assert "2 files cannot be read and will be left out (red box/half.png: " in done.stderr
+    assert "; red box/phone.heic: HEIC is not supported, save it as JPEG)." in done.stderr
     assert "3 of 3 photos that were not shown are named right." in done.stderr
     assert not (tmp_path / "no").exists()
     bundle = read_bundle(out / "fleet.bundle")
