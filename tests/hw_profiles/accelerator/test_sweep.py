@@ -215,7 +215,7 @@ def test_the_command_writes_csv_and_json(tmp_path, capsys):
     ("arguments", "line"),
     [
         (["--rows", "256", "--cols", "256", "--mhz", "1000"], "expected an array that fpga-vc707-32x64 can hold, got"),
-        (["--rows", "4096", "--cols", "4096"], "got DSP blocks: 4096 x 4096 int8 at 100 MHz: 16,777,216 where 2,800"),
+        (["--rows", "4096", "--cols", "4096"], "got DSP blocks: 4096 x 4096 int8 at 100 MHz: 16,777,278 where 2,800"),
         (["--rows", "8,x"], "error: --rows, expected whole numbers from 1 to 4096, with commas between, got x"),
         (["--mhz", "-1"], "error: --mhz, expected a number from 1 to 5000 MHz, got -1"),
         (["--mhz", "100,x"], "error: --mhz, expected numbers, with commas between, got x"),
