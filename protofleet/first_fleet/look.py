@@ -177,9 +177,9 @@ def _sentences(root: Path, look: Look, empty: set[str]) -> Iterator[str]:
     else:
         yield f"The shorter side has {sides[0]:,} to {sides[-1]:,} px, in the middle {sides[len(sides) // 2]:,}."
     if look.broken:
-        which = "; ".join(f"{path.relative_to(root)}: {why}" for path, why in look.broken[:_NAMED])
-        which += "; …" if len(look.broken) > _NAMED else ""
-        yield f"{counted(len(look.broken), 'file')} cannot be read and will be left out ({which})."
+        reasons = "; ".join(f"{path.relative_to(root)}: {why}" for path, why in look.broken[:_NAMED])
+        more = "; …" if len(look.broken) > _NAMED else ""
+        yield f"{counted(len(look.broken), 'file')} cannot be read and will be left out ({reasons}{more})."
     if look.blurred:
         are = "looks blurred" if len(look.blurred) == 1 else "look blurred"
         which = look.blurred[0].relative_to(root)
