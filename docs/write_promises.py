@@ -1,6 +1,6 @@
 """What docs/stability.md promises, as data: `python docs/write_promises.py FILE` writes it, `broken` compares.
 
-A release keeps its file, `tests/golden/promises_0.2.json`, for good. The file of the next minor release is made when
+A release keeps its file, `tests/golden/promises_1.0.json`, for good. The file of the next minor release is made when
 that one is released, and not before. A name that was deprecated for a release leaves both the code and, by hand, the
 older file, in one commit that says so.
 """
