@@ -10,10 +10,12 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from protofleet.contract.methods import METHODS, Method, load_method, method
+from protofleet.contract.methods import METHODS, Method, load_method, method, place_of
 from protofleet.contract.names import known
 
-__all__ = ["LOCAL", "algorithm_names", "check_method_name", "sends_class_means", "usual_rounds", "usual_way"]
+__all__ = [
+    "LOCAL", "algorithm_names", "check_method_name", "findable_name", "sends_class_means", "usual_rounds", "usual_way",
+]  # fmt: skip
 
 LOCAL = "local"  # training without the others
 _FOLDER = Path(__file__).parent / "algorithms"
@@ -72,6 +74,14 @@ def usual_way(name: str) -> str:
     """The way by which a method's own answers are given; those of a baseline are given by its head."""
     found = _method_of(name)
     return "head" if found is None else found.way
+
+
+def findable_name(name: str) -> str:
+    """The name by which another process finds a method: `package.module:Class` where no package that says so has it."""
+    found = _method_of(name)
+    if found is None or name in METHODS.installed() or place_of(found) not in METHODS.of_others():
+        return name
+    return place_of(found)
 
 
 def sends_class_means(name: str) -> bool:

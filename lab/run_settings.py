@@ -24,7 +24,7 @@ from protofleet.contract.files.atomic_files import read_toml
 from protofleet.export.backbones.backbone_names import check_weights_name
 from protofleet.export.cli import read_shape
 from protofleet.lab.data.shift import check_shift
-from protofleet.lab.method_names import usual_rounds
+from protofleet.lab.method_names import findable_name, usual_rounds
 from protofleet.lab.paper_tables.config import Settings
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def resolved_text(experiment: Experiment) -> str:
         "seed": experiment.course.seed,
         "input": "x".join(map(str, shape)) if shape else None,
         **{name: resolved[name] for name in Settings.__struct_fields__ if name in resolved},
+        "method": findable_name(experiment.method),
         **{name: resolved["course"][name] for name in _COURSE},
         **asked,
         "closings": list(dict.fromkeys(closings)),

@@ -52,7 +52,7 @@ def status_command(store: StorePlace, json: JsonFile = None) -> int:
         "well": not cares,
         "sentence": state.sentence,
         "aggregator_runs": state.runs,
-        "devices": len(state.devices),
+        "devices": len(state.taken),
         "online": state.online if state.runs else None,
         "cares": [asdict(care) for care in cares],
         "events": [asdict(event) for event in state.known.events],

@@ -94,12 +94,16 @@ class FleetState:
         return self.known.devices
 
     @cached_property
+    def taken(self) -> dict[str, Device]:
+        """The devices without those that were removed, were forgotten or withdrew: some are connected all the same."""
+        return {device: row for device, row in self.devices.items() if device not in self.known.out}
+
+    @cached_property
     def cares(self) -> list[Care]:
         """What needs care, what is of the whole fleet first; a device of which nothing is taken needs none."""
         found = [] if self.runs else [Care("", "no-aggregator", "no aggregator runs on this store")]
-        taken = [(device, row) for device, row in self.devices.items() if device not in self.known.out]
         for cause, reason_of in _REASONS.items():
-            reasons = ((device, reason_of(self, device, row)) for device, row in taken)
+            reasons = ((device, reason_of(self, device, row)) for device, row in self.taken.items())
             found += [Care(device, cause, reason) for device, reason in reasons if reason]
         for intruder in self.known.intruders:
             if intruder.cause not in OF_THE_DEVICE and is_within(self.at, intruder.last_at, REFUSED_S):
@@ -111,8 +115,8 @@ class FleetState:
         """The classes that devices propose, and for how many photos each: of most devices first, then of most photos,
         and its devices likewise. What a device says of which nothing is taken does not count."""
         found: dict[str, dict[str, int]] = {}
-        for device, row in self.devices.items():
-            for name, photos in row.proposed.items() if device not in self.known.out else ():
+        for device, row in self.taken.items():
+            for name, photos in row.proposed.items():
                 found.setdefault(name, {})[device] = photos
         order = sorted(found, key=lambda name: (-len(found[name]), -sum(found[name].values()), name))
         return {name: dict(sorted(found[name].items(), key=lambda by: (-by[1], by[0]))) for name in order}
@@ -120,12 +124,11 @@ class FleetState:
     @cached_property
     def gateways(self) -> dict[str, int]:
         """The gateways, and of how many devices the newest sums of each are. Their names stay on its site."""
-        out = self.known.out
-        return {device: row.members for device, row in self.devices.items() if row.members and device not in out}
+        return {device: row.members for device, row in self.taken.items() if row.members}
 
     @property
     def online(self) -> int:
-        return sum(row.online for row in self.devices.values())
+        return sum(row.online for row in self.taken.values())
 
     @cached_property
     def just_gone(self) -> dict[str, Device]:
@@ -134,19 +137,19 @@ class FleetState:
             return {}
         return {
             device: row
-            for device, row in self.devices.items()
-            if not row.online and device not in self.known.out and is_within(self.at, row.since, GONE_S)
+            for device, row in self.taken.items()
+            if not row.online and is_within(self.at, row.since, GONE_S)
         }
 
     @property
     def sentence(self) -> str:
         """Whether all is well."""
-        devices = counted(len(self.devices), "device")
         if not self.devices and self.runs:
             return "No device has been heard yet."
         cares = self.cares
         away = len(self.just_gone)
-        unsure = sum(row.online and not row.confirmed for row in self.devices.values())
+        unsure = sum(row.online and not row.confirmed for row in self.taken.values())
+        devices = counted(len(self.taken), "device")
         present = f"{self.online:,} online" + (f", {unsure:,} of them not heard yet" if unsure else "")
         present += f", {away:,} gone for less than {in_words(GONE_S)}" if away else ""
         if not self.runs:
@@ -155,6 +158,9 @@ class FleetState:
             present += f", {sum(self.gateways.values()):,} more behind {counted(len(self.gateways), 'gateway')}"
         round = self.known.newest_round
         rounds = "" if round is None else f"; round {round.number} ({round.method}) is {round.word}"
+        rollout = self.known.rollout
+        if rollout is not None and rollout.state == "halted":
+            rounds += f"; the roll-out of version {rollout.plan.version} is halted"
         if not cares:
             return f"All is well: {devices}, {present}{rounds}."
         names = len({care.device for care in cares if care.device})

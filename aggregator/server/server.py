@@ -177,6 +177,8 @@ class Server:
 
     def _turn(self) -> None:
         received = self._gather()
+        if self._sharing is not None and received:
+            self._sharing.catch_up()
         contributions = [message for message in received if self._is_contribution(message)]
         self._go_above()
         self._become_sole()

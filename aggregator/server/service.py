@@ -70,6 +70,7 @@ class Service:
         Raises:
             LinkError: there is no broker, it refuses us, or another aggregator serves this fleet.
             StoreError, UsageError: the disk refuses, or the store is another fleet's or bundle's.
+            KeyboardInterrupt: as it was raised within, also where the store is gone at the same moment.
         """
         listener = _to_both(Progress(), listener)
         patience_s = math.inf if self.settings.patience is None else self.settings.patience
@@ -85,6 +86,8 @@ class Service:
                 with about(fleet=self.fleet):
                     return self._serve(listener, on_summary, outage)
             except StoreError as error:
+                if (interrupt := _interrupt_before(error)) is not None:
+                    raise interrupt from None
                 wait_s = outage.wait_s(error, time.monotonic())
                 if wait_s is None:
                     raise
@@ -225,6 +228,14 @@ class Service:
     def stop(self) -> None:
         """End `run` within about a second, from any thread. The run can continue with the same store."""
         self._stopping.set()
+
+
+def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
+    """SIGTERM or Ctrl-C in whose clean-up the store turned out to be gone; None for an error that nobody asked for."""
+    before = error.__context__
+    while before is not None and not isinstance(before, KeyboardInterrupt):
+        before = before.__context__
+    return before
 
 
 def _to_both(first: Listener, second: Listener) -> Listener:

@@ -2,6 +2,7 @@
 
 take      puts chunks where all processes find them, reads the chunks of others, decides, commits beside others
 stalled   asks a device for chunks only when no process has them
+catch_up  for the leader: who is enrolled, whoever took the token
 learn     for the leader: which devices have contributed to the open round, or what stands now, by any process
 beat      for the leader: records that it is alive
 """
@@ -61,16 +62,27 @@ class Sharing:
         return decisions
 
     def take_as_leader(self, batch: Sequence[_Message], now: float) -> list[Decision]:
-        """`take` of the leader. It knows every change except enrolments, which other processes may record."""
+        """`take` of the leader, after `catch_up`."""
         while True:
-            changes = self._store.changes()
-            if changes != self._store.based_on:
-                self._core.reload()
-                self._store.based_on = changes
+            self.catch_up()
             try:
                 return self.take(batch, now)
             except StaleError:
                 continue
+
+    def catch_up(self) -> None:
+        """For the leader: read again who is enrolled, the only change that other processes record.
+
+        A device may have enrolled itself with a token that another process took. Its next birth, which the leader alone
+        hears, is signed with that key.
+
+        Raises:
+            StoreError: the server refuses.
+        """
+        changes = self._store.changes()
+        if changes != self._store.based_on:
+            self._core.reload()
+            self._store.based_on = changes
 
     def stalled(self, now: float) -> list[Decision]:
         """As `Coordinator.stalled`, after a check whether other processes have the missing chunks or took the whole.

@@ -86,6 +86,14 @@ class Address:
         """Whether the connection is encrypted."""
         return TRANSPORTS[self.scheme].tls
 
+    def remedy(self, reason: str) -> str:
+        """What to try where no broker answers here, after what was heard of it last."""
+        if not self.tls:
+            return "protofleet broker"
+        if "Connection refused" in reason:  # nothing listens: no certificate has been looked at
+            return "starting the broker there, or another port"
+        return "protofleet pki list"
+
     @classmethod
     def parse(
         cls,

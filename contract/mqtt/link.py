@@ -241,7 +241,7 @@ class Link:
             f"no broker at {self._address} within {patience_s:g} s",
             expected="an MQTT 5 broker",
             got="; ".join([reason, *(notice.line for notice in noticed)]),
-            hint="protofleet pki list" if self._address.tls else "protofleet broker",
+            hint=self._address.remedy(reason),
         )
 
     def close(self, timeout_s: float = 3.0) -> None:

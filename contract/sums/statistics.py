@@ -249,10 +249,10 @@ class Statistic:
 
     @classmethod
     def is_class_means(cls) -> bool:
-        """Whether it has only rows of features that travel as means, so that a median over devices makes sense."""
+        """Whether it is class means and nothing else, so that a median over devices makes sense."""
         rows = cls.row_fields()
         plain = all(f.travels == "means" and f.holds != "probabilities" for f in rows)
-        return bool(rows) and rows == cls.FIELDS and plain and cls.GROUPS == 1
+        return issubclass(cls, ClassMeans) and rows == cls.FIELDS and plain and cls.GROUPS == 1
 
     @property
     def classes(self) -> int:

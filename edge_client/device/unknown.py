@@ -99,7 +99,7 @@ class LargestScoreNovelty(Novelty):
 
     answer: Answer
     threshold: float | None = None
-    description = "minus the largest score"
+    description = "minus the largest score, divided by the head's scale"
 
     def of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(-self.answer.scores(features).max(axis=1) / self.answer.scale, dtype=np.float64)

@@ -503,7 +503,7 @@ class Journal:
                     f"{self.directory} holds the state of another {name}",
                     expected=f"{name} {value[:short]}",
                     got=str(meta.get(name))[:short],
-                    hint="another --state",
+                    hint="another --state" if name != "bundle" else "--bundle with that one, or another --state",
                 )
         entries = {**owner, **({} if bundle_path is None else {"bundle-path": os.fspath(bundle_path)})}
         if any(meta.get(name) != value for name, value in entries.items()):

@@ -314,7 +314,7 @@ class DevicePage(Site):
             "releases": len(sent),
             "bytes": sum(entry.payload_bytes for entry in sent),
             "last": [
-                {"what": entry.what, "method": entry.method, "bytes": entry.payload_bytes, "at": entry.at}
+                {"what": f"{entry.what} {entry.method}".rstrip(), "bytes": entry.payload_bytes, "at": entry.at}
                 for entry in sent[:-6:-1]
             ],
             "shown": [{"what": entry.statistic, "at": entry.at} for entry in entries[::-1] if entry.what == "shown"][

@@ -119,7 +119,7 @@ function draw() {
   at("left").textContent = `${left.releases === 1 ? "1 message" : `${left.releases} messages`} made of its photos, ${left.bytes} bytes; no photo.` +
     (left.cost ? ` ${left.cost}.` : " No ε is stated.") + budget;
   at("releases").replaceChildren(
-    ...left.last.map((one) => made("li", `${clock(one.at)}: ${one.what} ${one.method}, ${one.bytes} bytes`)),
+    ...left.last.map((one) => made("li", `${clock(one.at)}: ${one.what}, ${one.bytes} bytes`)),
     ...left.shown.map((one) => made("li", `${clock(one.at)}: shown here: ${one.what}`)));
   at("undo").disabled = !state.undoes;
   at("none").disabled = at("unsure").disabled = at("erase").disabled = !chosen.size;

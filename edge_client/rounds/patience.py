@@ -51,7 +51,7 @@ class Patience:
                 f"no broker at {self._address} within {self._limit_s:g} s",
                 expected="an MQTT 5 broker",
                 got=reason or "no answer",
-                hint="protofleet pki list" if self._address.tls else "protofleet broker",
+                hint=self._address.remedy(reason),
             )
         raise LinkError(
             f"the run is over, contributions without a receipt: {waiting}",

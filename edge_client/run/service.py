@@ -196,8 +196,8 @@ class Service:
             )
             device.restore(journal.weights())
             active.runs(file)
-            beside = f", {len(test):,} {self._photos}" if test is not None else ""
-            beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
+            beside = f", {len(own.learned):,} of them learned" if len(own.learned) else ""
+            beside += f", {len(test):,} {self._photos}" if test is not None else ""
             classes = counted(int(device.own_classes.sum()), "class", "classes")
             logger.info(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             if releases.warning():

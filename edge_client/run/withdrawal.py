@@ -133,7 +133,8 @@ class _Withdrawal:
             self._link.close()
         fleet = self._settings.fleet
         logger.info(
-            f"withdrawn: nothing of this device is in fleet {fleet}'s sums any more, and it is refused until admitted"
+            f"withdrawn: nothing of this device is in fleet {fleet}'s sums any more, and it is refused until admitted; "
+            "a client that is started here again sends its sums again"
         )
 
     def _handle(self, event: object) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from protofleet.contract.console.logs import told as told_to
 from protofleet.contract.console.verbosity import QUIET_HELP
 from protofleet.contract.errors import UsageError
 from protofleet.contract.files.json_output import JSON_HELP, beside, write_json, write_text
@@ -90,6 +91,7 @@ def compare_command(
         write_text(plot, "", option="--plot")  # a path that cannot be written is known now
 
     def run() -> None:
+        from protofleet.lab.data.datasets import load_dataset
         from protofleet.lab.engine.experiment import run_experiment
         from protofleet.lab.reporting.progress import stage
         from protofleet.lab.workers.engines import open_workers
@@ -100,6 +102,9 @@ def compare_command(
             stage(console) as shown,
             shown.part("run", "methods and seeds", len(names) * seeds) as part,
         ):
+            part.say("loading the data")
+            with told_to(part.tell):  # once: all runs have the same
+                loaded = load_dataset(chosen[0][0].data, chosen[0][0].input_shape)
             for number, (name, experiments) in enumerate(zip(names, chosen, strict=True)):
                 runs: list[list[RoundRecord]] = []
                 for turn, experiment in enumerate(experiments):
@@ -111,6 +116,7 @@ def compare_command(
                         on_device=lambda number, turn: None,
                         on_text=part.say,
                         on_line=part.tell,
+                        data=loaded,
                         workers=workers,
                     )
                     runs.append(records)
@@ -202,11 +208,12 @@ def _plot(found: Sequence[Compared]) -> str:
         kind = _KINDS[place % len(_KINDS)]
         first = most.index(each.rounds[0]) if each.rounds[0] in most else 0
         lines.append(
-            Line(each.method, kind, values.mean(axis=0).tolist(), first, dashed=place >= len(_KINDS), band=band)
+            Line(_short(each.method), kind, values.mean(axis=0).tolist(), first, dashed=place >= len(_KINDS), band=band)
         )
     seeds = len(found[0].accuracy)
     title = f"Right on all classes, mean of {seeds} seed{'s' * (seeds > 1)}; bands are a standard deviation"
-    return standalone(curves(lines, [str(number) for number in most], title))
+    axis = f"after round; mean and deviation of {seeds} seeds" if seeds > 1 else "after round; one seed"
+    return standalone(curves(lines, [str(number) for number in most], title, axis=axis))
 
 
 def _told(found: Sequence[Compared], seeds: Sequence[int]) -> dict[str, object]:

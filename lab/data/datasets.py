@@ -6,8 +6,9 @@ Three kinds of name, tried in this order:
 2. a path: whatever a device reads (docs/data.md), by the device's own code (`edge_client/data`);
 3. a data set of the Hugging Face Hub, through `datasets.load_dataset`, which keeps its own cache (`hub.py`).
 
-`A+B` joins several sets with the same number of classes into one. It has the shape and the class names of the first,
-and knows the source of each sample.
+`A+B` joins several sets into one. It has the shape of the first, and knows the source of each sample. A class is found
+by its name, and has all that any set has; a set that only numbers its classes has the numbers of the first that names
+them.
 
 The test samples are the split `test`, or else `valid`. A set without both holds out a tenth of every class.
 
@@ -17,7 +18,7 @@ All images get one shape: the requested one; else their own, if all have the sam
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -129,17 +130,45 @@ def _several(name: str, input_shape: Shape | None) -> DataSet:
     first, *others = name.split("+")
     loaded = [load_dataset(first, input_shape)]
     loaded += [load_dataset(other, loaded[0].input_shape) for other in others]
+    names = _joint_names(name, loaded)
+    places = {label: place for place, label in enumerate(names)}
+    trains, tests = [], []
     for dataset in loaded:
-        if dataset.classes != loaded[0].classes:
-            raise DataError(
-                f"{name}: {dataset.name}", expected=f"{loaded[0].classes} classes, as the first", got=dataset.classes
-            )
+        own = range(dataset.classes) if _numbered(dataset.labels) else [places[label] for label in dataset.labels]
+        numbers = np.array(own, np.int64)
+        trains.append(LocalData(dataset.train.x, numbers[dataset.train.y]))
+        tests.append(LocalData(dataset.test.x, numbers[dataset.test.y]))
     train, test = (
         LocalData(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
-        for parts in ([dataset.train for dataset in loaded], [dataset.test for dataset in loaded])
+        for parts in (trains, tests)
     )
     sources = np.repeat(np.arange(len(loaded)), [len(dataset.train) for dataset in loaded])
-    return DataSet("+".join(dataset.name for dataset in loaded), loaded[0].labels, train, test, sources)
+    return DataSet("+".join(dataset.name for dataset in loaded), names, train, test, sources)
+
+
+def _joint_names(name: str, loaded: Sequence[DataSet]) -> tuple[str, ...]:
+    """The class names of all sets, those of the first before what others add; a line says where sets differ.
+
+    Raises:
+        DataError: a set that only numbers its classes has more than the names of the others.
+    """
+    named = [dataset for dataset in loaded if not _numbered(dataset.labels)]
+    if not named:  # all by number
+        return max((dataset.labels for dataset in loaded), key=len)
+    names = tuple(dict.fromkeys(label for dataset in named for label in dataset.labels))
+    for dataset in loaded:
+        if _numbered(dataset.labels) and dataset.classes > named[0].classes:
+            expected = f"numbers of the {named[0].classes} classes of {named[0].name}"
+            raise DataError(f"{name}: {dataset.name}", expected=expected, got=f"{dataset.classes} classes")
+    if any(set(dataset.labels) != set(names) for dataset in named):
+        each = ", ".join(f"{dataset.name} has {dataset.classes}" for dataset in loaded)
+        logger.info(f"{name}: {len(names)} classes in all, found by their names; {each}")
+    return names
+
+
+def _numbered(labels: Sequence[str]) -> bool:
+    """Whether classes are called 0 to C - 1, as where a set has no names for them."""
+    return all(label == str(number) for number, label in enumerate(labels))
 
 
 def _listing(name: str) -> Listing:

@@ -71,9 +71,9 @@ def check_shift(shift: str, severity: int) -> None:
     """Raises:
     UsageError: unknown shift, or a severity that is not 1 to 5.
     """
-    known(SHIFTS, shift, "shift")
+    known(SHIFTS, shift, "--shift")
     if not 1 <= severity <= 5:
-        raise UsageError("severity", expected="1 to 5", got=severity)
+        raise UsageError("--severity", expected="1 to 5", got=severity)
 
 
 def shifted(data: LocalData, client: int, severity: int, seed: int) -> LocalData:

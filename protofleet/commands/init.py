@@ -37,7 +37,7 @@ from protofleet.contract.mqtt.address import parse_listen
 from protofleet.contract.printable import counted, printable
 from protofleet.export.bundles.fleet_bundle import fleet_bundle
 from protofleet.first_fleet.files import Choice, FleetFiles, check_folder, write_fleet
-from protofleet.first_fleet.first_run import first_run
+from protofleet.first_fleet.first_run import ASKED, first_run
 from protofleet.first_fleet.look import FEW, Look, look_at
 
 __all__ = ["init_command"]
@@ -236,10 +236,13 @@ def _run(files: FleetFiles, look: Look, say: Say) -> int:
         say(f"{one.photo.path.name}, which was not shown: {one.answer} ({mark})")
     if asked:
         say(f"{sum(one.is_right for one in asked)} of {len(asked)} photos that were not shown are named right.")
-    few = [label for label, count in look.counts.items() if count <= FEW]
-    if few:
-        names = ", ".join(few[:6]) + (f" and {len(few) - 6:,} more" if len(few) > 6 else "")
-        say(f"Not asked about: {names}. A class needs {FEW + 1} photos before one is kept back to ask about.")
+    labels = {one.photo.label for one in asked}
+    unable = [
+        label for label, count in look.counts.items() if count <= FEW or (label not in labels and len(asked) < ASKED)
+    ]
+    if unable:
+        names = ", ".join(unable[:6]) + (f" and {len(unable) - 6:,} more" if len(unable) > 6 else "")
+        say(f"Not asked about: {names}. A class needs {FEW + 1} photos, near copies not counted, for that.")
     _tell_next(files, say)
     return 0
 

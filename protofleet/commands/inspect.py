@@ -34,6 +34,7 @@ from protofleet.contract.printable import printable
 from protofleet.contract.wire.codec import MAX_MESSAGE_BYTES, decode
 from protofleet.contract.wire.fields import Part
 from protofleet.contract.wire.messages import ClassRows, Message, Signed
+from protofleet.edge_client.privacy.accountant import Accountant, cost_of
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -111,6 +112,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "head": m.head,
         "inference": row.inference,
         "hyper": {name: _hyper(m, name) for name in m.hyper},
+        "release": _release(m),
         "labels": list(m.labels),
         "extends": [{"sha256": older.sha256, "classes": older.classes} for older in m.extends],
         "features": m.features,
@@ -137,6 +139,31 @@ def _hyper(m: Manifest, name: str) -> dict[str, Any]:
     known = METHODS[m.method].hyper[name]
     changed = m.hyper[name] != known.default
     return {"value": m.hyper[name], "default": known.default, "changed": changed, "source": known.source}
+
+
+def _release(m: Manifest) -> dict[str, Any] | None:
+    """ε of one release by neighbouring relation, where noise gives one that is the same whatever a device holds."""
+    mechanism, delta = METHODS[m.method].mechanism(m.hyper), m.hyper.get("delta")
+    if mechanism is None or delta is None:
+        return None
+    one, two = (np.full(len(m.labels), samples) for samples in (1, 2))
+    release, cost = mechanism.release(one), cost_of(mechanism, one)
+    if release != mechanism.release(two) or not release.covers_all:
+        return None
+    accountant = Accountant(float(delta))
+    costs = {"add-remove": cost.add_remove, "replace": cost.replace}
+    try:
+        return {"delta": delta} | {name: None if c is None else accountant.epsilon(c) for name, c in costs.items()}
+    except UsageError as error:  # without the extra `privacy`
+        return {"delta": delta, **dict.fromkeys(costs), "why": str(error)}
+
+
+def _release_in_words(release: dict[str, Any]) -> str:
+    if "why" in release:
+        return f"with noise; {release['why']}"
+    told = {"add-remove": "for one photo more or fewer", "replace": "for one replaced"}
+    known = [f"ε = {release[name]:.3g} {words}" for name, words in told.items() if release[name] is not None]
+    return f"{', '.join(known) or 'no ε'} at δ = {release['delta']:g}"
 
 
 def _numbers(m: Manifest, role: str) -> int:
@@ -232,6 +259,7 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
             "features": f"D = {facts['features']}",
             "labels": f"C = {len(facts['labels'])}: {_some(facts['labels'])}",
             "training batch" if trains else "batch": f"{_batch_in_words(facts)}, ONNX opset {facts['opset']}",
+            **({"one release": _release_in_words(facts["release"])} if facts["release"] else {}),
             **({"note": facts["parts_note"]} if facts["parts_note"] else {}),
             **({"trained": _cut_in_words(facts["cut"])} if facts["cut"] else {}),
             "parameters": _parameters_in_words(facts["parameters"], trains),

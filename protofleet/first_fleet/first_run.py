@@ -1,6 +1,7 @@
 """A first run of a fleet on this machine: broker, aggregator and one device as processes, then questions.
 
-1. Of each class that can spare one, a photo is kept back. The device is given the others, as a list of paths.
+1. Of each class that can spare one, a photo is kept back. The device is given the others, as a list of paths, without
+   near copies of what is kept back: who has learned a burst's other frames is not asked about a new photo.
 2. The processes start from the fleet's own settings files. They end with this one, however it ends.
 3. When the device has the fleet's head, it is asked about the photos that were kept back.
 """
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from protofleet.advice.near_copies import near_copies
 from protofleet.contract.errors import LinkError, ProtofleetError, StoreError
 from protofleet.contract.files.atomic_files import whole_file
 from protofleet.contract.mqtt.address import parse_listen
@@ -25,10 +28,12 @@ from protofleet.first_fleet.look import FEW, Photo
 from protofleet.lab.demo.processes import Fleet, wait_for_port
 from protofleet.library.predictor import Predictor
 
-__all__ = ["Asked", "first_run", "kept_back"]
+__all__ = ["ASKED", "Asked", "first_run", "kept_back"]
 
 PATIENCE_S = 120.0
-_ASKED = 12  # photos, at most
+ASKED = 12  # photos, at most
+_COMPARED = 100  # photos of a class, at most, in the order of their names, which puts a burst together
+_THUMBNAIL = (32, 32, 3)
 
 
 @dataclass(frozen=True)
@@ -43,17 +48,43 @@ class Asked:
         return self.answer == self.photo.label
 
 
-def kept_back(photos: Sequence[Photo], seed: int = 0) -> tuple[list[Photo], list[Photo]]:
-    """(shown, kept back): one photo of each class with more than `FEW`, of at most twelve classes."""
+def kept_back(
+    photos: Sequence[Photo], groups_of: Callable[[Sequence[Photo]], NDArray[np.int64]] | None = None, seed: int = 0
+) -> tuple[list[Photo], list[Photo]]:
+    """(shown, kept back): one photo of each class, of at most twelve classes, whose near copies are in neither list.
+
+    Of a class with more than `FEW` photos one is kept back if beside it and its near copies `FEW` are left.
+
+    Args:
+        groups_of: a number for each of some photos, equal for near copies; None to compare their pixels.
+    """
     rng = np.random.default_rng(seed)
     of_class: dict[str, list[Photo]] = {}
     for photo in photos:
         of_class.setdefault(photo.label, []).append(photo)
     able = [label for label, own in of_class.items() if len(own) > FEW]
-    chosen = sorted(rng.permutation(len(able))[:_ASKED])
-    asked = [of_class[able[place]][int(rng.integers(len(of_class[able[place]])))] for place in chosen]
-    paths = {photo.path for photo in asked}
-    return [photo for photo in photos if photo.path not in paths], asked
+    chosen = [able[place] for place in sorted(rng.permutation(len(able))[:ASKED])]
+    compared = [photo for label in chosen for photo in of_class[label][:_COMPARED]]
+    numbers = (groups_of or _groups)(compared)
+    group = {photo.path: int(number) for photo, number in zip(compared, numbers, strict=True)}
+    asked: list[Photo] = []
+    apart: set[Path] = set()
+    for label in chosen:
+        own = of_class[label]
+        candidates = own[:_COMPARED]
+        first = int(rng.integers(len(candidates)))
+        for photo in (*candidates[first:], *candidates[:first]):
+            alike = {other.path for other in candidates if group[other.path] == group[photo.path]}
+            if len(own) - len(alike) >= FEW:
+                asked.append(photo)
+                apart |= alike
+                break
+    return [photo for photo in photos if photo.path not in apart], asked
+
+
+def _groups(photos: Sequence[Photo]) -> NDArray[np.int64]:
+    thumbnails = [decode_image(str(photo.path), _THUMBNAIL) for photo in photos]
+    return near_copies([np.stack(thumbnails)] if thumbnails else [])
 
 
 def first_run(files: FleetFiles, photos: Sequence[Photo], on_start: Callable[[str], None]) -> list[Asked]:

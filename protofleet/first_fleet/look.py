@@ -36,6 +36,7 @@ LEAST_PX = 16  # along the shorter side, of most photos: below that nothing can 
 FEW = 4  # photos of a class, from which a head can be chosen (docs/methods.md, "Heads from sums")
 SHARP_PX = 64  # at which it is measured; a smaller photo is not judged
 BLURRED = 0.03
+_NAMED = 5  # of the files that cannot be read
 _FLAT = 4.0  # variance of grey values, below which there is nothing to be sharp
 UNEVEN = 5.0  # times as many photos in one class as in another
 MANY_CLASSES = 100
@@ -176,9 +177,9 @@ def _sentences(root: Path, look: Look, empty: set[str]) -> Iterator[str]:
     else:
         yield f"The shorter side has {sides[0]:,} to {sides[-1]:,} px, in the middle {sides[len(sides) // 2]:,}."
     if look.broken:
-        path, why = look.broken[0]
-        which = f"{path.relative_to(root)}: {why}"
-        yield f"{counted(len(look.broken), 'file')} cannot be read and will be left out ({which})."
+        reasons = "; ".join(f"{path.relative_to(root)}: {why}" for path, why in look.broken[:_NAMED])
+        more = "; …" if len(look.broken) > _NAMED else ""
+        yield f"{counted(len(look.broken), 'file')} cannot be read and will be left out ({reasons}{more})."
     if look.blurred:
         are = "looks blurred" if len(look.blurred) == 1 else "look blurred"
         which = look.blurred[0].relative_to(root)

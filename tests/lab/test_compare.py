@@ -44,6 +44,11 @@ def test_the_runs_are_those_of_lab_run(compared: tuple[str, dict, str], tmp_path
     assert [record["all_classes"]["head"] for record in records] == found["methods"][1]["all_classes"][1]
 
 
+def test_images_are_decoded_once_for_all_runs(compared: tuple[str, dict, str]) -> None:
+    text, _, _ = compared
+    assert text.count("decoding 6,000 images") == 1
+
+
 def test_the_table_has_the_spread_and_the_paired_difference(compared: tuple[str, dict, str]) -> None:
     text, found, _ = compared
     ncm, fedavg = (np.array(each["all_classes"])[:, -1] for each in found["methods"])
@@ -58,6 +63,7 @@ def test_the_plot_has_a_line_and_a_band_of_each(compared: tuple[str, dict, str])
     assert svg.startswith("<svg")
     assert all(re.search(rf">{name}<", svg) for name in ("ncm", "fedavg"))
     assert "standard deviation" in svg
+    assert ">after round; mean and deviation of 2 seeds<" in svg
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None
         'class Halved(FedProto):\n    """FedProto by another name."""\n\n    name = "halved"\n'
     )
     small = ("--samples", "120", "--clients", "2", "--rounds", "1", "--jobs", "1", "--seeds", "1")
-    told = ("fedproto,halved:Halved", *small, "--json", tmp_path / "c.json")
+    told = ("fedproto,halved:Halved", *small, "--json", tmp_path / "c.json", "--plot", tmp_path / "c.svg")
     done = run_process("lab", "compare", *told, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 0, done.stderr
     table = [line for line in done.stdout.splitlines() if line.startswith(("method ", "fedproto ", "halved "))]
@@ -109,5 +115,6 @@ def test_a_method_of_ones_own_is_answered_by_its_own_way(tmp_path: Path) -> None
     assert max(map(len, table)) <= 80
     assert table[2].rstrip().endswith("kB")
     usual, own = json.loads((tmp_path / "c.json").read_text())["methods"]
+    assert ">halved<" in (tmp_path / "c.svg").read_text()  # as the table has it
     assert usual["way"] == "prototype"
     assert (own["way"], own["all_classes"]) == (usual["way"], usual["all_classes"])

@@ -15,6 +15,7 @@ from lab_samples import small_directory
 
 from protofleet.cli import main
 from protofleet.contract.errors import UsageError
+from protofleet.contract.methods import METHODS
 from protofleet.export.backbones.backbone_names import check_backbone_name
 from protofleet.lab.algorithms import ALGORITHMS
 from protofleet.lab.method_names import algorithm_names
@@ -62,6 +63,55 @@ def test_what_is_written_is_the_same_experiment(said: dict[str, object], tmp_pat
     assert again.resolved() == first.resolved() | {"measures": again.resolved()["measures"]}
     assert (again.data, again.course, again.input_shape) == (first.data, first.course, first.input_shape)
     assert again.backbones == first.backbones
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from protofleet.contract.methods.fedproto import FedProto
+from protofleet.contract.sums.statistics import Field, Rows, Statistic
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed(Statistic):
+    NAME: ClassVar[str] = "weighed"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Rows("weighed"), Rows("weights"))
+
+    weighed: np.ndarray
+    weights: np.ndarray
+    counts: np.ndarray
+
+
+class Own(FedProto):
+    name = "own"
+    statistic = Weighed
+"""
+
+
+@pytest.fixture
+def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A method with a statistic of its own, whose rows travel as means, but are no class means."""
+    (tmp_path / "own_method_of_settings.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
+    return "own_method_of_settings:Own"
+
+
+def test_a_method_of_ones_own_is_written_by_its_place(own_method: str, tmp_path: Path) -> None:
+    """By its name alone another process does not find it."""
+    text = resolved_text(experiment_of(GIVEN | {"method": own_method}, {"method"}))
+    assert f'method = "{own_method}"\n' in text
+    assert _of(tmp_path, text).method == "own"
+    assert 'method = "fedprox"\n' in resolved_text(experiment_of(GIVEN | {"method": "fedprox"}, {"method"}))
+
+
+def test_a_rule_is_for_class_means_and_no_other_means(own_method: str) -> None:
+    """Refused at once, not when the first round has been trained."""
+    with pytest.raises(UsageError, match="--rule, expected mean for own, which sends no class means, got median"):
+        experiment_of(GIVEN | {"method": own_method, "rule": "median"}, {"method", "rule"})
 
 
 @pytest.mark.parametrize(

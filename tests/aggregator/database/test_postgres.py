@@ -28,7 +28,7 @@ from talker import Talker
 from protofleet.aggregator.database import beside, is_taken, place_of, read_only, watch
 from protofleet.aggregator.database import postgres as engine
 from protofleet.aggregator.database import postgres_connection as connection
-from protofleet.aggregator.monitoring.events import StoreAway
+from protofleet.aggregator.monitoring.events import LinkUp, StoreAway
 from protofleet.aggregator.server.service import Service
 from protofleet.aggregator.settings import AggregateSettings
 from protofleet.aggregator.store.durable_store import DurableStore
@@ -37,6 +37,7 @@ from protofleet.aggregator.store.records import Accepted
 from protofleet.aggregator.store.schema import KIND
 from protofleet.aggregator.store.standing_tables import Stands
 from protofleet.aggregator.workers.store_outage import StoreOutage
+from protofleet.contract.console.interrupt import Terminated
 from protofleet.contract.errors import InUseError, StoreAwayError, StoreError, StoreLostError, UsageError
 from protofleet.contract.extras import install_command
 from protofleet.contract.wire.global_state import GlobalState
@@ -465,6 +466,31 @@ def test_an_aggregator_goes_on_when_its_server_was_killed(tmp_path: Path) -> Non
         assert summary["totals"]["committed"] == 24
         with DurableStore(place, sha256, "test") as store:
             assert [sorted(record.uplink_bytes) for record in store.rounds()] == [["d0", "d1", "d2"]] * 8
+
+
+def test_a_signal_ends_it_though_the_store_goes_at_the_same_moment(tmp_path: Path) -> None:
+    """A machine that shuts down sends SIGTERM to all: the server may be gone before what is left has been written."""
+    bundle, terminated = tmp_path / "f.bundle", threading.Event()
+    bundle_file(bundle)
+    broker = make_broker("embedded", tmp_path)
+    broker.start()
+    store = str(tmp_path / "s.sqlite")
+    settings = AggregateSettings(bundle=(str(bundle),), broker=broker.url, store=store, fleet="test", rounds=1)
+
+    def told(event: object) -> None:
+        if isinstance(event, LinkUp):
+            terminated.set()
+            raise Terminated
+
+    def summary(_: object, __: bool) -> None:
+        if terminated.is_set():
+            raise StoreAwayError("store", expected="a server that goes on", got="none")
+
+    try:
+        with pytest.raises(Terminated):
+            Service(settings).run(told, summary)
+    finally:
+        broker.stop()
 
 
 def _committed(place: str) -> int:

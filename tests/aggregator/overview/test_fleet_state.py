@@ -128,6 +128,22 @@ def test_who_is_gone_for_a_moment_is_named_and_needs_no_care_yet(store: DurableS
     assert state_of(store).just_gone == {}  # who was removed a moment ago is not missed
 
 
+def test_who_was_removed_is_not_counted_though_its_connection_is_still_there(store: DurableStore) -> None:
+    for name in "ab":
+        store.devices.status(name, born(name, {}), 1, time.time())
+    with store._file.transaction() as db:
+        db.execute("INSERT INTO refused (device, since, reason) VALUES ('b', ?, 'removed')", (time.time(),))
+    assert state_of(store).sentence == "All is well: 1 device, 1 online."
+
+
+def test_a_halted_roll_out_is_said(store: DurableStore) -> None:
+    store.devices.status("a", born("a", {}), 1, time.time())
+    state, plan = state_of(store), Plan(bytes(32), 7, 100)
+    for word, said in (("running", ""), ("halted", "; the roll-out of version 7 is halted")):
+        known = state.known._replace(rollout=Rollout(plan, 0.1, (), 0.0, word))
+        assert replace(state, known=known).sentence == f"All is well: 1 device, 1 online{said}."
+
+
 def test_many_that_are_gone_for_a_moment_are_counted_and_the_first_are_named(store: DurableStore) -> None:
     now = time.time()
     for number in range(1_234):

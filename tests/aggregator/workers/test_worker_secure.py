@@ -21,7 +21,8 @@ from standing_talker import unit_means
 from protofleet.aggregator.coordinators.kinds import standing_sums
 from protofleet.aggregator.coordinators.standing_coordinator import StandingCoordinator
 from protofleet.aggregator.enrolment.gate import Gate
-from protofleet.aggregator.monitoring.events import LinkUp, RolloutCompleted
+from protofleet.aggregator.monitoring.events import IntruderTold, LinkUp, RolloutCompleted
+from protofleet.aggregator.overview.fleet_state import read_state
 from protofleet.aggregator.rollout.rollout_stages import Plan
 from protofleet.aggregator.settings import Settings
 from protofleet.aggregator.store.operator_orders import await_done, give
@@ -187,6 +188,31 @@ def test_two_that_sign_answer_alike_and_follow_each_other(broker: TestBroker, pl
         for topic, message in device.heard:
             assert isinstance(message, Signed)
             ring.payload(message, topic)
+
+
+def test_whom_another_process_has_enrolled_is_no_intruder_to_the_leader(
+    broker: TestBroker, place: str, tmp_path: Path
+) -> None:
+    """The leader alone hears births, and the first one may come before its next look at the store."""
+    sha256 = bundle_file(tmp_path / "f.bundle")
+    (tmp_path / "key").write_bytes(b"g" * 32)
+    secure = {**STANDING, "enrolled": True, "sign": str(tmp_path / "key")}
+    leader = Running(tmp_path / "f.bundle", broker.url, place, **secure)  # type: ignore[arg-type]
+    names = [f"d{i}" for i in range(20)]
+    try:
+        with Listener(broker.url, ROUND) as listener:
+            assert listener.until(lambda m: isinstance(m, Signed))
+            leadership = leader.service._leadership
+            assert leadership is not None
+            with SharedStore(place, sha256, FLEET, leads=False, settings=leadership.settings) as other:
+                for number, name in enumerate(names):
+                    topic = topics.status(FLEET, name)
+                    other.enrolment.enrol(name, KEY.public_key, WALL)
+                    listener.link.publish(topic, KEY.sign(topic, encode(Status(True, bytes(8), number + 1, issued=1))))
+            wait(lambda: read_state(place).online == len(names))
+    finally:
+        leader.stop()
+    assert not [event for event in leader.told if isinstance(event, IntruderTold)]
 
 
 # ── roll-outs ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -81,3 +81,13 @@ def test_certificates_for_a_connection_without_tls_are_refused(pem, given):
     said = "a certificate file, expected mqtts://, got mqtt://h:1883, try mqtts://h"
     with pytest.raises(UsageError, match=said):
         Address.parse("mqtt://h", **files(pem, *given))
+
+
+@pytest.mark.parametrize(("url", "heard", "said"), [
+    ("mqtts://b", "[Errno 111] Connection refused", "starting the broker there, or another port"),
+    ("mqtts://b", "the broker refuses our certificate: it is revoked", "protofleet pki list"),
+    ("mqtts://b", "no answer", "protofleet pki list"),
+    ("mqtt://b", "[Errno 111] Connection refused", "protofleet broker"),
+])  # fmt: skip
+def test_certificates_are_looked_at_only_where_somebody_listens(url: str, heard: str, said: str):
+    assert Address.parse(url).remedy(heard) == said

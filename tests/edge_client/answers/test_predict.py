@@ -536,7 +536,8 @@ def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answer
     assert "--way takes one of prototype, head, linear" in run("predict", trained.photos / "00.png", *elsewhere)[1]
     said = run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
     assert "--way" not in said
-    assert re.search(r"minus the largest score, unknown above -[0-9.]+; --known PHOTOS makes a limit of yours", said)
+    limit = r"minus the largest score, divided by the head's scale, unknown above -[0-9.]+"
+    assert re.search(limit + "; --known PHOTOS makes a limit of yours", said)
     said = run("predict", frozen.photos / "00.png", "--bundle", frozen.bundle, "--store", frozen.store)[1]
     assert "unknown above 2; --known PHOTOS makes a limit of yours" in said
     assert "--known" not in run("predict", frozen.photos / "00.png", "--state", frozen.state(), "--unknown-above", 3)[1]

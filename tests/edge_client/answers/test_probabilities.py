@@ -183,7 +183,7 @@ def test_nothing_is_told_where_the_owner_does_not_want_it(fleet: Fleet, how: str
     known = kept(fleet)
     assert known is not None
     assert predictor.threshold == known.limit is not None
-    assert predictor.measure == "minus the largest score"
+    assert predictor.measure == "minus the largest score, divided by the head's scale"
     strange = np.random.default_rng(0).integers(0, 256, x.shape, np.uint8)
     assert predictor(strange).novelty.mean() > predictor(x).novelty.mean()
 

@@ -133,7 +133,11 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"bundle": bytes(32)}, r"another bundle, expected bundle 000000000000, got 000102030405, try another --state"),
+        (
+            {"bundle": bytes(32)},
+            r"another bundle, expected bundle 000000000000, got 000102030405, "
+            r"try --bundle with that one, or another --state",
+        ),
         ({"device": "pi-2"}, r"another device, expected device pi-2, got pi-1"),
         ({"fleet": "north"}, r"another fleet, expected fleet north, got fleet"),
     ],

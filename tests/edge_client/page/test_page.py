@@ -460,15 +460,16 @@ def test_the_ledger_says_to_whom_photos_were_shown_and_no_budget_is_spent(device
 
 
 def test_the_page_counts_what_went_to_the_fleet_and_nothing_else(porch: Porch) -> None:
-    for number, (what, payload_bytes) in enumerate([("round", 1000), ("shown", 77), ("standing", 500), ("answer", 9)]):
+    sent = [("round", "", 1000), ("shown", "", 77), ("standing", "ncm", 500), ("answer", "", 9)]
+    for number, (what, method, payload_bytes) in enumerate(sent):
         digest = bytes([number]) * 32
-        entry = Entry(what, "fleet", b"", 0, "", "3 photos to x", "f32", 1, payload_bytes, digest, Cost())  # type: ignore[arg-type]
+        entry = Entry(what, "fleet", b"", 0, method, "3 photos to x", "f32", 1, payload_bytes, digest, Cost())  # type: ignore[arg-type]
         porch.ledger.record(entry, moment())
     left = porch.page.state(Visitor("t", "127.0.0.1"))["left"]
     assert (left["releases"], left["bytes"], porch.page.left_bytes()) == (2, 1500, 1500)
     assert porch.ledger.spent().releases == 2
     assert porch.ledger.free_in_s(3, 86_400.0, moment()) == 0.0  # of three a day one is left
-    assert [(one["what"], one["bytes"]) for one in left["last"]] == [("standing", 500), ("round", 1000)]
+    assert [(one["what"], one["bytes"]) for one in left["last"]] == [("standing ncm", 500), ("round", 1000)]
     assert [one["what"] for one in left["shown"]] == ["3 photos to x"]
 
 

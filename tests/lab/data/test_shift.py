@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from lab_samples import shipped, small_directory, some
+from PIL import Image
 
 from protofleet.contract.errors import DataError, UsageError
 from protofleet.edge_client.data import LocalData
@@ -66,8 +68,35 @@ def test_several_data_sets_are_one_that_knows_where_each_sample_is_from(tmp_path
     assert data_mark(f"{one}+{two}") == f"{data_mark(str(one))} + {data_mark(str(two))}"
 
 
-def test_data_sets_of_other_classes_are_one_line(tmp_path: Path) -> None:
-    one = small_directory(tmp_path / "a", 4, 3)
-    np.savez(tmp_path / "b.npz", x=np.zeros((9, 28, 28, 1), np.uint8), y=np.arange(9) % 3)
-    with pytest.raises(DataError, match="expected 10 classes, as the first, got 3"):
-        load_dataset(f"{one}+{tmp_path / 'b.npz'}")
+def _folder(root: Path, names: Sequence[str]) -> Path:
+    for value, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for n in range(12):
+            Image.fromarray(np.full((8, 8), 10 * value + n, np.uint8)).save(root / name / f"{n}.png")
+    return root
+
+
+def test_a_class_of_several_data_sets_is_found_by_its_name(tmp_path: Path, said: list[str]) -> None:
+    """Two sets with as many classes, of which they share one."""
+    one = _folder(tmp_path / "a", ("cat", "dog"))
+    two = _folder(tmp_path / "b", ("bird", "cat"))
+    found = load_dataset(f"{one}+{two}")
+    assert found.labels == ("cat", "dog", "bird")
+    of = {name: set(found.train.y[found.sources == n].tolist()) for n, name in enumerate("ab")}
+    assert of == {"a": {0, 1}, "b": {0, 2}}
+    assert set(found.test.y.tolist()) == {0, 1, 2}
+    assert any("3 classes in all, found by their names; a has 2, b has 2" in line for line in said)
+
+
+def test_a_set_that_only_numbers_its_classes_has_the_numbers_of_the_first(tmp_path: Path) -> None:
+    one = _folder(tmp_path / "a", ("cat", "dog", "bird"))
+    for name, classes in (("b", 2), ("c", 4)):
+        y = np.arange(6 * classes) % classes
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((len(y), 8, 8, 1), np.uint8), y=y)
+    numbers = load_dataset(f"{tmp_path / 'b.npz'}+{tmp_path / 'c.npz'}")
+    assert numbers.labels == ("0", "1", "2", "3")
+    found = load_dataset(f"{one}+{tmp_path / 'b.npz'}")
+    assert found.labels == ("bird", "cat", "dog")
+    assert set(found.train.y[found.sources == 1].tolist()) == {0, 1}
+    with pytest.raises(DataError, match="expected numbers of the 3 classes of a, got 4 classes"):
+        load_dataset(f"{one}+{tmp_path / 'c.npz'}")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from protofleet.commands.init import PLAIN_WAYS, _is_first_choice, doubtful, in_
 from protofleet.contract.bundle.bundle_file import read_bundle
 from protofleet.contract.bundle.shipped_extractor import photos_bundle
 from protofleet.contract.bundle.uplink_bytes import rungs
+from protofleet.first_fleet.first_run import Asked
+from protofleet.first_fleet.look import Photo
 from protofleet.lab.demo.processes import Fleet, free_port, wait_for_port
 
 COLOURS = {"red box": (210, 40, 30), "синий": (30, 60, 220), "绿": (40, 190, 60)}
@@ -43,12 +46,14 @@ def photos(root: Path, labels: dict[str, int], px: int = 48) -> Path:
 def test_photos_become_a_fleet_whose_device_answers_about_one_that_was_not_shown(tmp_path: Path) -> None:
     root, out = photos(tmp_path / "my photos", dict.fromkeys(COLOURS, 6)), tmp_path / "fleet"
     (root / "red box" / "half.png").write_bytes((root / "red box" / "0 of 6.png").read_bytes()[:300])
+    (root / "red box" / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
     listen = f"127.0.0.1:{free_port()}"
     without = "import sys; sys.modules['torch'] = sys.modules['onnx'] = None"
     done = run_process("init", root, "--out", out, "--listen", listen, "--run", code=without, HOME=str(tmp_path / "no"))
     assert done.returncode == 0, done.stderr
     assert "18 photos of 3 classes" in done.stderr
-    assert "1 file cannot be read and will be left out (red box/half.png" in done.stderr
+    assert "2 files cannot be read and will be left out (red box/half.png: " in done.stderr
+    assert "; red box/phone.heic: HEIC is not supported, save it as JPEG)." in done.stderr
     assert "3 of 3 photos that were not shown are named right." in done.stderr
     assert not (tmp_path / "no").exists()
     bundle = read_bundle(out / "fleet.bundle")
@@ -128,13 +133,15 @@ def test_a_class_of_one_photo_and_an_empty_one_are_said(tmp_path: Path) -> None:
 def test_a_first_run_says_which_classes_it_does_not_ask_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("protofleet.commands.init.first_run", lambda files, photos, on_start: [])
-    root = photos(tmp_path / "photos", {"red box": 5, "синий": 1, "绿": 4})
+    def asked_about_red(files: object, photos: Sequence[Photo], on_start: object) -> list[Asked]:
+        return [Asked(next(photo for photo in photos if photo.label == "red box"), "red box")]
+
+    monkeypatch.setattr("protofleet.commands.init.first_run", asked_about_red)
+    root = photos(tmp_path / "photos", {"red box": 5, "синий": 1, "绿": 4, "one burst": 6})
     listen = f"127.0.0.1:{free_port()}"
     assert init_command(root, out=tmp_path / "fleet", listen=listen, run=True) == 0
-    assert "Not asked about: синий, 绿. A class needs 5 photos before one is kept back to ask about." in (
-        capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "Not asked about: one burst, синий, 绿. A class needs 5 photos, near copies not counted, for that." in said
 
 
 def test_each_way_is_named_in_plain_words() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from commands import one_error_line, run, run_process
 from contract_samples import ENCODINGS, readable_messages, small_parts
+from dp_accounting import get_epsilon_gaussian
 
 from protofleet import cli
 from protofleet.contract.bundle.bundle_file import read_bundle, write_bundle
@@ -21,6 +22,7 @@ from protofleet.contract.methods import METHODS
 from protofleet.contract.wire.codec import decode, encode
 from protofleet.contract.wire.fields import table_of
 from protofleet.contract.wire.messages import Signed
+from protofleet.edge_client.privacy import accountant
 from protofleet.export.cli import _parts_note
 from tests.contract.wire.test_hostile import VALID, mutate
 
@@ -55,6 +57,22 @@ def test_a_bundle_is_shown_with_all_that_a_person_asks_of_it(bundle):
         assert expected in text
 
 
+def test_what_one_release_of_noise_costs_is_told(tmp_path, monkeypatch, capsys):
+    parts, noised = small_parts(trainable=False), tmp_path / "n.bundle"
+    hyper = METHODS["ncm-dp"].resolve({"noise_multiplier": 1.5})
+    state = tuple(tensor for tensor in parts["manifest"].state if tensor.name.startswith("backbone."))
+    changed = {"method": "ncm-dp", "head": "none", "hyper": hyper, "state": state}
+    parts["manifest"] = msgspec.structs.replace(parts["manifest"], **changed)
+    write_bundle(noised, **parts | {"params": {tensor.name: parts["params"][tensor.name] for tensor in state}})
+    found = facts(noised)["release"]
+    assert found["delta"] == 1e-5
+    assert found["add-remove"] == pytest.approx(get_epsilon_gaussian(1.5, 1e-5), rel=1e-4)
+    assert found["replace"] > found["add-remove"]
+    monkeypatch.setattr(accountant, "_epsilons", lambda delta, costs: [2.0 for _ in costs])
+    assert cli.main(["inspect", str(noised)]) == 0
+    assert "ε = 2 for one photo more or fewer, ε = 2 for one replaced" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_json_holds_the_same_facts_exactly(bundle):
     got, whole = facts(bundle), read_bundle(bundle)
     assert (got["schema"], got["kind"], got["sha256"]) == ("protofleet.inspect/1", "bundle", whole.sha256.hex())
@@ -66,6 +84,7 @@ def test_the_json_holds_the_same_facts_exactly(bundle):
         "source": "FedProto (Tan et al., AAAI 2022), setting",
     }
     assert not got["hyper"]["momentum"]["changed"]
+    assert got["release"] is None
     assert got["parameters"] == {"param": 12, "buffer": 2, "frozen": 0, "trunk": 0, "optimizer": 6}
     assert {m["name"]: m["sha256"] for m in got["members"]} == whole.manifest.members
     assert sum(m["bytes"] for m in got["members"]) < got["bytes"]
