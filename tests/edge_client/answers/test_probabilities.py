@@ -20,6 +20,7 @@ from protofleet.aggregator.store.stored_run import stored_run
 from protofleet.contract.errors import StoreError
 from protofleet.contract.mqtt.link import Address, Link, Received
 from protofleet.contract.wire import topics
+from protofleet.contract.wire.calibration_messages import AnnouncedCalibration
 from protofleet.contract.wire.codec import decode
 from protofleet.contract.wire.messages import Announcement, Status
 from protofleet.edge_client.device.calibration import Known
@@ -85,6 +86,13 @@ def announced(fleet: Fleet) -> Announcement:
     return message
 
 
+def agreed(fleet: Fleet) -> AnnouncedCalibration | None:
+    """The calibration, where store, broker and d0 have the same; devices report, and it moves, while they run."""
+    told, known = announced(fleet).calibration, kept(fleet)
+    with stored_run(fleet.folder / "store.sqlite") as stored:
+        return told if told == stored.calibration() and known is not None and known.fleet == told else None
+
+
 def statuses(fleet: Fleet, count: int) -> dict[str, Status]:
     found = retained(fleet.url, tuple(topics.status(FLEET, f"d{index}") for index in range(count)), count)
     made = {topics.device_of(topic): decode(payload) for topic, payload in found.items()}
@@ -98,13 +106,11 @@ def test_devices_report_are_told_and_answer_with_probabilities(fleet: Fleet) -> 
     for index in range(len(HELD)):
         staying(fleet, f"d{index}", path, index)
     until("a calibration with the bins of all", lambda: _is_settled(fleet))
-    told = announced(fleet).calibration
+    until("one calibration stored, announced and kept", lambda: agreed(fleet) is not None)
+    told = agreed(fleet)
     assert told is not None
     assert (told.way, told.devices, told.photos) == ("linear", len(HELD), len(HELD) * PHOTOS // 10)
     assert told.strength > 0  # each device has two classes of five
-    with stored_run(fleet.folder / "store.sqlite") as stored:
-        assert stored.calibration() == told
-    until("devices keep it", lambda: (known := kept(fleet)) is not None and known.fleet == told)
     for name, status in statuses(fleet, len(HELD)).items():
         assert status.calibration is not None
         assert (status.calibration.way, status.calibration.photos) == ("linear", PHOTOS // 10), name

@@ -37,6 +37,8 @@ def test_a_video_that_was_filmed_on_its_side_comes_upright(tmp_path: Path) -> No
     plain, turned = video(tmp_path / "a.mp4", [200]), tmp_path / "b.mp4"
     with av.open(str(plain)) as source, av.open(str(turned), "w") as target:
         stream = target.add_stream_from_template(source.streams.video[0])
+        if not hasattr(stream, "set_display_rotation"):
+            pytest.skip("this PyAV writes no rotation; that one is read is tried with newer ones")
         stream.set_display_rotation(90)
         for packet in source.demux(video=0):
             if packet.size:

@@ -216,7 +216,7 @@ def test_a_session_that_stays_gives_back_what_several_photos_needed(mnist_like_b
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         kept_kb[way], features[way], first_is_the_same = json.loads(done.stdout)
         assert first_is_the_same, way
-    assert kept_kb["keeps"] > 2000, kept_kb
+    assert kept_kb["keeps"] > 1000, kept_kb
     assert kept_kb["gives back"] < kept_kb["keeps"] / 2, kept_kb
     assert features["gives back"] == features["keeps"]
 
