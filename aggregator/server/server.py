@@ -177,8 +177,8 @@ class Server:
 
     def _turn(self) -> None:
         received = self._gather()
-        if self._sharing is not None and received:
-            self._sharing.catch_up()
+        if self._sharing is not None and any(_kind(message) != "up" for message in received):
+            self._sharing.catch_up()  # what is taken from `up` topics is caught up for in `take_as_leader`
         contributions = [message for message in received if self._is_contribution(message)]
         self._go_above()
         self._become_sole()

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from protofleet.aggregator.database import AnyPlace, Connection, beside, engine_of, place_of, read_only, upsert
 from protofleet.aggregator.database.engines import Place
-from protofleet.aggregator.store.order_table import Order, orders
+from protofleet.aggregator.store.order_table import Order, as_run, orders
 from protofleet.aggregator.store.schema import KIND, MADE_AT, draw_run
 from protofleet.contract.errors import ProtofleetError, StoreError, UsageError
 from protofleet.contract.files.atomic_files import lock, whole_file
@@ -375,9 +375,9 @@ def _renew(
         " WHERE state IN ('running', 'complete')"
     )
     db.execute("UPDATE rollout SET state = 'ended' WHERE state IN ('coming', 'given')")
-    run = draw_run(db).hex()
-    _record(db, "restore", who, time.time(), f"of {backup}, as run {run}")
-    return run, None if row is None else _seconds(row[0]), None if before is None else len(again)
+    run = draw_run(db)
+    _record(db, "restore", who, time.time(), f"of {backup}, {as_run(run)}")
+    return run.hex(), None if row is None else _seconds(row[0]), None if before is None else len(again)
 
 
 def _seconds(value: object) -> float | None:

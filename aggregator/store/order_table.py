@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from protofleet.aggregator.database import Connection, Database
 
-__all__ = ["Order", "OrderTable", "order_done", "orders"]
+__all__ = ["Order", "OrderTable", "as_run", "order_done", "orders"]
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,17 @@ class OrderTable:
             newest = self._db.execute(
                 "SELECT outcome FROM fleet_order WHERE what = 'restore' ORDER BY id DESC LIMIT 1"
             ).fetchone()
-        return newest is not None and str(newest[0]).endswith(f"as run {run.hex()}")
+        return newest is not None and str(newest[0]).endswith(as_run(run))
 
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """Record that an order has taken effect, or cannot: its outcome, and the versions of the global state."""
         with self._transaction() as db:
             order_done(db, order, at, outcome, before, after)
+
+
+def as_run(run: bytes) -> str:
+    """How the outcome of a `restore` ends, where it made this run (4 bytes): by these words it is found again."""
+    return f"as run {run.hex()}"
 
 
 def orders(db: Connection, condition: str = "", values: Sequence[object] = (), limit: int | None = None) -> list[Order]:

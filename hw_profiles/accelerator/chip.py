@@ -4,7 +4,7 @@ Cells, control and counters are counted by Yosys' synthesis of the Verilog in `r
 `python -m benchmarks.hardware.rtl_resources --table` writes, has whole accelerators of several sizes. Between and
 beyond them stands `a + b·rows + c·cols + d·rows·cols`, none of them negative, fitted by relative error, rounded up.
 What an array behind a DMA takes beside that (DMA, walkers, the ports of its buffers) is counted at the smallest array
-and with a bus of one byte: a larger or faster one takes more, so what is refused is so rightly.
+and with a bus of one byte. A larger array or a faster bus takes more; look-up tables are right within some 8 %.
 Buffers are counted in halves of block RAM, as in the Verilog: a bank for each row and each column of operands, and two
 for each column of results; four in ws and is, where the array reads sums beside the DMA.
 
